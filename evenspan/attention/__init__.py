@@ -1,0 +1,1 @@
+"""Attention patterns as tables of spans, and the executors that compute them on one device."""

@@ -1,0 +1,1 @@
+"""Rules that find every configuration error before any process starts."""

@@ -1,0 +1,1 @@
+"""What a run is: a closed schema, read from YAML or literal Python, with dotted overrides."""

@@ -1,0 +1,1 @@
+"""Samples and their randomness: videos, latents, prompts, samplers, and each rank's share of them."""

@@ -1,0 +1,1 @@
+"""Single-device models and their objectives; nothing here knows of ranks."""

@@ -1,0 +1,1 @@
+"""The only code that changes a model: context exchange, activation checkpointing, FSDP2."""

@@ -1,0 +1,1 @@
+"""What a layout costs each rank, computed without running it."""

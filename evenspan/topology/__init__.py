@@ -1,0 +1,1 @@
+"""Who holds what: degrees of the mesh axes, frame ranges per rank, process groups."""
