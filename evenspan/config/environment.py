@@ -1,7 +1,7 @@
 """Who this process is among the ranks, from the variables of whichever launcher started it.
 
-The only reader and writer of `os.environ`. torchrun's variables win; OpenMPI's and SLURM's are translated; without
-any of them the process is rank 0 of 1. A launcher that set only some of its variables is an error, never a guess.
+The only reader and writer of `os.environ`. torchrun's variables win; OpenMPI's and SLURM's are translated;
+without any of them the process is rank 0 of 1. Half a set of variables is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LaunchEnv:
 def launch_env(variables: Mapping[str, str] | None = None) -> LaunchEnv:
     """This process's place in the run, from `variables` (default: the process environment).
 
-    Raises TopologyError T110 for an incomplete set of variables, T111 for one that is no number or out of range,
-    T112 when ranks of several machines have no common address.
+    Raises TopologyError: T110 for an incomplete set of variables, T111 for a number that cannot be, T112 when
+    ranks of several machines have no common address.
     """
     found = os.environ if variables is None else variables
     if "RANK" in found or "WORLD_SIZE" in found or "LOCAL_RANK" in found:
@@ -101,7 +101,7 @@ def _from_openmpi(found: Mapping[str, str]) -> LaunchEnv:
     if "MASTER_ADDR" not in found and not one_machine:
         raise TopologyError(
             "T112",
-            f"mpirun started {world_size} ranks on several machines ({local_world_size} here) and MASTER_ADDR is not set",
+            f"mpirun started {world_size} ranks, {local_world_size} of them here, and MASTER_ADDR is not set",
             hint="name the machine of rank 0: mpirun -x MASTER_ADDR=<host> ...",
         )
     return LaunchEnv(
@@ -121,7 +121,7 @@ def _from_slurm(found: Mapping[str, str]) -> LaunchEnv:
     if "MASTER_ADDR" not in found and "SLURM_STEP_NODELIST" not in found and world_size > 1:
         raise TopologyError(
             "T112",
-            f"SLURM_NTASKS={world_size}, but neither SLURM_STEP_NODELIST nor MASTER_ADDR names the machine of rank 0",
+            f"SLURM_NTASKS={world_size}, but neither SLURM_STEP_NODELIST nor MASTER_ADDR is set",
             hint="start the ranks with srun (a batch script alone starts one process), or set MASTER_ADDR",
         )
     hosts = found.get("SLURM_STEP_NODELIST", LOOPBACK)
@@ -164,7 +164,7 @@ def _slurm_job(found: Mapping[str, str]) -> str:
 
 
 def _port(found: Mapping[str, str], job: str, *, start: str) -> int:
-    """MASTER_PORT, else a port every rank derives alike from the job's name, and other jobs most likely do not."""
+    """MASTER_PORT, else a port that every rank derives alike from the job's name."""
     if "MASTER_PORT" in found:
         return _number(found, "MASTER_PORT")
     if not job:
@@ -184,7 +184,7 @@ def _require(found: Mapping[str, str], names: tuple[str, ...] | list[str], *, st
         raise TopologyError(
             "T110",
             f"{present or 'a launcher'} is set but {', '.join(missing)} is not",
-            hint=f"start the ranks with {start}, which sets all of {', '.join(names)}, or unset them for one process",
+            hint=f"start the ranks with {start}, which sets all of them, or unset them to run one process",
         )
 
 

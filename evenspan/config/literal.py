@@ -7,7 +7,7 @@ from typing import Any
 
 from evenspan.errors import ConfigError, Finding
 
-WAY_OUT = "write only `name = literal` lines (numbers, strings, True, None, lists, tuples, dicts); anything else in YAML"
+WAY_OUT = "write only `name = literal` lines (numbers, strings, True, None, lists, dicts), or use YAML"
 
 
 def literal_assignments(text: str, *, name: str) -> dict[str, Any]:

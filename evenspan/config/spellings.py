@@ -1,7 +1,7 @@
 """Other spellings of our settings: LongLive's groups (`infra.`, `data.`, ...) and its flat top-level names.
 
-A spelling either renames a setting, translates its value, or is refused by name with what to do instead. Nothing that
-LongLive reads is silently ignored.
+A spelling renames a setting, translates its value, or is refused by name with what to do instead. Nothing
+that LongLive reads is silently ignored.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ REFUSED: dict[str, str] = {
     "infra.vae_halo_latents": "delete it: the pixel codec needs no halo between ranks",
     "infra.*_scale_rule": "delete it: quantised training is not supported; use mixed_precision",
     "training.gc_interval": "delete it: memory is not collected by hand",
-    "training.error_recycling*": "delete it; noise on the clean copy is algorithm.noise_augmentation_max_timestep",
+    "training.error_recycling*": "see algorithm.noise_augmentation_max_timestep, or delete it",
     "data.eval_data_path": "delete it and write prompts in evaluation.prompts",
     "data.chunks_per_shot": "use data.max_chunks_per_shot",
     "data.dataset_sample_warning_*": "delete it: a sample that cannot be used is an error that names it",
     "inference.sink_size": "delete it: evaluation sees what training sees; set model_kwargs.sink_size",
-    "inference.*": "delete it; evaluation has interval, num_frames, sampling_steps, guidance_scale, use_ema, prompts",
+    "inference.*": "delete it; see the evaluation settings",
     "evaluation.val_batch_size": "delete it: evaluation generates one clip per prompt",
     "evaluation.save_latents_only": "delete it: evaluation writes a clip",
     "logging.wandb_*": "delete it: metrics go to metrics.jsonl and to TensorBoard (logging.tensorboard)",
@@ -130,7 +130,7 @@ def _leaves(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 @cache
 def renames() -> dict[str, str]:
-    """Spelling -> canonical path, with LongLive's flat names: `lr` is `training.lr` when no other group has an lr."""
+    """Spelling -> canonical path, with LongLive's flat names: `lr` is `training.lr`."""
     own = {path: path for path in canonical_paths() if path.count(".") == 1 and path not in NEVER_FLAT}
     return {**_flat({**own, **_grouped(RENAMED)}), **RENAMED}
 
@@ -138,7 +138,7 @@ def renames() -> dict[str, str]:
 @cache
 def translations() -> dict[str, Translation]:
     """Spelling -> value -> canonical settings, with flat names."""
-    return {**_flat(_grouped(TRANSLATED)), **{k: v for k, v in TRANSLATED.items()}}
+    return {**_flat(_grouped(TRANSLATED)), **TRANSLATED}
 
 
 def refusal(path: str) -> str | None:
