@@ -40,13 +40,10 @@ def data_has_samples(run: Run) -> Iterator[Broken]:
                 at=AT, fact=f"{str(path)!r} holds no .safetensors file", hint="or set data.kind: video"
             )
         return
-    for folder in ("video", "caption"):
-        if not _has_folder(path / folder):
-            yield Broken(
-                at=AT,
-                fact=f"{str(path / folder)!r} holds no sample folder",
-                hint="lay samples out as video/<sample>/<k>.mp4 and caption/<sample>/<k>.json",
-            )
+    empty = [str(path / folder) for folder in ("video", "caption") if not _has_folder(path / folder)]
+    if empty:
+        hint = "lay samples out as video/<sample>/<k>.mp4 and caption/<sample>/<k>.json"
+        yield Broken(at=AT, fact=f"{' and '.join(empty)}: no sample folder there", hint=hint)
 
 
 def _has_folder(path: Path) -> bool:
