@@ -1,8 +1,8 @@
 """Shell blocks of a Markdown page: what to run, what to expect, what is not run and why.
 
-A block is fenced as `console`; lines after `$ ` are commands, the others are output. A comment in the line above
-says what to do with it: `<!-- run: -->` runs it, `exit N` expects that exit code, `output` compares the output,
-`skip, REASON` runs nothing.
+A block is fenced as `console`; lines after `$ ` are commands, the others are output. A comment in the line
+above says what to do with it: `<!-- run: -->` runs it, `exit N` expects that exit code, `output` compares
+the output, `skip, REASON` runs nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def copy_of_tree(target: Path) -> Path:
 
 
 def prepared_tree(target: Path) -> Path:
-    """A copy of the repository with two small samples where `evenspan data demo data/demo` writes real clips."""
+    """A copy of the repository with two small samples in `data/demo`, where real clips would be."""
     tree = copy_of_tree(target)
     for number in range(2):
         write_sample(tree / "data" / "demo", name=f"sample{number}", shade=60 + 80 * number)
