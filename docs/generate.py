@@ -207,10 +207,16 @@ def _parameter_row(parameter: tuple[str, Any, Any]) -> str:
     if isinstance(info, ArgumentInfo):
         shown = f"`{(info.metavar or name).upper()}`"
     else:
-        shown = ", ".join(f"`{flag}`" for flag in info.param_decls or [f"--{name.replace('_', '-')}"])
+        shown = ", ".join(f"`{flag}`" for flag in _flags(name, info))
     required = default is ... or default is inspect.Parameter.empty
     value = "required" if required else "" if default in (None, False, [], ()) else f"`{default}`"
     return f"| {shown} | {value} | {' '.join((info.help or '').split())} |"
+
+
+def _flags(name: str, info: Any) -> list[str]:
+    """An option's spellings; inside `Annotated` typer keeps the first of them where a default would be."""
+    first = [info.default] if isinstance(info.default, str) and info.default.startswith("-") else []
+    return [*first, *(info.param_decls or ())] or [f"--{name.replace('_', '-')}"]
 
 
 def readme_tree() -> str:

@@ -122,9 +122,7 @@ class SpanTable:
                 f"a table with causal spans cannot be scaled by {n} tokens per frame",
                 hint="use block_causal(frames, frame_per_block=1) in frames, or causal(tokens) in tokens",
             )
-        spans = (
-            Span(s.q_start * n, s.q_stop * n, s.k_start * n, s.k_stop * n, s.causal) for s in self.spans
-        )
+        spans = (Span(s.q_start * n, s.q_stop * n, s.k_start * n, s.k_stop * n, s.causal) for s in self.spans)
         return SpanTable(tuple(spans), self.q_tokens * n, self.k_tokens * n)
 
     def merged(self) -> SpanTable:

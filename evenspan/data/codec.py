@@ -15,6 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from evenspan.data.grid import raw_frames
 from evenspan.errors import DataError
 from evenspan.topology.layout import FrameRange
 
@@ -48,11 +49,6 @@ class Codec(Protocol):
     def decode(self, latents_FCHW: Tensor, *, frames: FrameRange | None = None) -> Tensor:
         """uint8 frames [T, H, W, 3] of latents; T covers `frames`, by default a clip from its start."""
         ...
-
-
-def raw_frames(frames: int, *, temporal: int) -> int:
-    """Raw frames of a clip of `frames` latent frames: 1 + t(F - 1)."""
-    return 1 + temporal * (frames - 1) if frames else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,14 @@ from evenspan.errors import DataError
 
 POSITION_NORM = 0.5
 """Length of the position part beside the content's 1, so that captions, not positions, dominate."""
+
+
+class TextEncoder(Protocol):
+    """What a data set needs from a text encoder."""
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """[N, L, E] of N prompts; the same prompt gives the same tensor."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

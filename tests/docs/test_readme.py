@@ -60,6 +60,12 @@ old
 """
 
 
+def test_tree_holds_the_package_and_the_data(tree):
+    assert (tree / "evenspan" / "data" / "__init__.py").exists()
+    assert len(list((tree / "data" / "demo").rglob("*.mp4"))) == 2
+    assert not (tree / ".git").exists()
+
+
 def test_runner_sees_exit_code_and_output(tmp_path):
     (tmp_path / "tree").mkdir()
     block = shell_blocks(PAGE)[0]

@@ -73,7 +73,7 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def check_forbidden_names(source: Source) -> list[str]:
-    """No `global`, no rebound methods, no attribute probing, no `**kwargs`."""
+    """No `global`, no rebound methods, no attribute probing."""
     found = []
     for node in ast.walk(source.tree):
         match node:
@@ -85,10 +85,20 @@ def check_forbidden_names(source: Source) -> list[str]:
                 found.append(source.at(node, "hasattr: declare the type"))
             case ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
                 found.append(source.at(node, "getattr with a default: declare the field"))
-            case ast.arguments(kwarg=ast.arg(arg=name) as kwarg):
-                found.append(source.at(kwarg, f"**{name}: name the arguments"))
             case _:
                 continue
+    return found
+
+
+def check_keyword_passing(source: Source) -> list[str]:
+    """No function hands on keyword arguments it does not know."""
+    found = []
+    for function in functions(source.tree):
+        unknown = function.args.kwarg
+        for _, call in calls(function) if unknown else ():
+            handed_on = [item.value for item in call.keywords if item.arg is None]
+            if any(isinstance(value, ast.Name) and value.id == unknown.arg for value in handed_on):
+                found.append(source.at(call, f"hands on **{unknown.arg}: name the arguments"))
     return found
 
 
@@ -243,6 +253,7 @@ CHECKS: tuple[Callable[[Source], list[str]], ...] = (
     check_size,
     check_nesting,
     check_forbidden_names,
+    check_keyword_passing,
     check_excepts,
     check_output,
     check_environment,

@@ -39,6 +39,10 @@ TORCH_FREE = (
     "evenspan/attention/spans.py",
     "evenspan/attention/patterns.py",
     "evenspan/attention/work.py",
+    "evenspan/model/presets.py",
+    "evenspan/model/wan_config.py",
+    "evenspan/planner/*.py",
+    "evenspan/cli/*.py",
 )
 """Files whose import must not load torch, so that a configuration error is told within a second."""
 

@@ -22,7 +22,8 @@ from tests.guards.source import ROOT
 FENCE = re.compile(
     r"(?:^<!-- run:(?P<rule>.*?)-->\n)?^```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-LEFT_OUT = (".git", ".venv", "runs", "data", "build", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+BUILT = {".git", ".venv", "runs", "data", "build", ".hypothesis"}
+"""Folders of the repository's root that are not part of it."""
 SHIM = """#!/bin/sh
 exec "{python}" -c 'from evenspan.cli.app import main; main()' "$@"
 """
@@ -67,7 +68,13 @@ def _block(rule: str | None, body: str) -> Block:
 def copy_of_tree(target: Path) -> Path:
     """A copy of the repository without what it builds, with an `evenspan` command that runs the copy."""
     tree = target / "tree"
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    caches = shutil.ignore_patterns("__pycache__", ".*_cache", "*.egg-info")
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        built = BUILT.intersection(names) if Path(folder) == ROOT else set()
+        return built | caches(folder, names)
+
+    shutil.copytree(ROOT, tree, ignore=left_out)
     command = target / "bin" / "evenspan"
     command.parent.mkdir()
     command.write_text(SHIM.format(python=sys.executable))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evenspan.data.codec import PixelCodec, raw_frames
+from evenspan.data.codec import PixelCodec
+from evenspan.data.grid import raw_frames
 from evenspan.errors import DataError
 from evenspan.topology.layout import FrameRange
 

@@ -31,9 +31,7 @@ def test_codes_have_their_class():
 
 
 def test_every_code_is_named_in_a_test():
-    texts = [
-        path.read_text() for folder in ("tests", "recipes") for path in (ROOT / folder).rglob("test_*.py")
-    ]
+    texts = [path.read_text() for folder in ("tests", "recipes") for path in (ROOT / folder).rglob("*.py")]
     untested = sorted(code for code in USED if not any(code in text for text in texts))
     assert not untested, f"no test names {', '.join(untested)}"
 
