@@ -73,7 +73,7 @@ def _rule_row(page: Path) -> str:
     title, _, rest = page.read_text().partition("\n")
     name = title.removeprefix(f"# {page.stem}").strip()
     what = rest.partition("## What it does")[2].partition("\n## ")[0].strip()
-    first = " ".join(what.partition("\n\n")[0].split()).replace("|", "\\|")
+    first = cell(what.partition("\n\n")[0])
     return f"| [{page.stem}](../evenspan/check/pages/{page.name}) | {name} | {first} |"
 
 
@@ -164,7 +164,12 @@ def _field_default(field: Any) -> str:
 
 def _meaning(field: Any) -> str:
     assert field.description, "every field says what it means"
-    return " ".join(field.description.split()).replace("|", "\\|").replace("<", "\\<")
+    return cell(field.description)
+
+
+def cell(text: str) -> str:
+    """A text as it stands in a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "\\<")
 
 
 def cli_reference() -> str:
@@ -176,7 +181,7 @@ def command_page(program: Any) -> str:
     """The commands of a typer program and of the groups in it."""
     lines = ["# Commands", "", NOTE]
     for name, function in _commands("evenspan", program):
-        lines += ["", f"## `{name}`", "", inspect.cleandoc(function.__doc__ or ""), ""]
+        lines += ["", f"## `{name}`", "", inspect.cleandoc(function.__doc__ or "").replace("<", "\\<"), ""]
         rows = [_parameter_row(parameter) for parameter in _parameters(function)]
         if rows:
             lines += ["| parameter | default | meaning |", "|---|---|---|", *rows]
@@ -210,7 +215,7 @@ def _parameter_row(parameter: tuple[str, Any, Any]) -> str:
         shown = ", ".join(f"`{flag}`" for flag in _flags(name, info))
     required = default is ... or default is inspect.Parameter.empty
     value = "required" if required else "" if default in (None, False, [], ()) else f"`{default}`"
-    return f"| {shown} | {value} | {' '.join((info.help or '').split())} |"
+    return f"| {shown} | {value} | {cell(info.help or '')} |"
 
 
 def _flags(name: str, info: Any) -> list[str]:

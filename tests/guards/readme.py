@@ -25,7 +25,7 @@ FENCE = re.compile(
 BUILT = {".git", ".venv", "runs", "data", "build", ".hypothesis"}
 """Folders of the repository's root that are not part of it."""
 SHIM = """#!/bin/sh
-exec "{python}" -c 'from evenspan.cli.app import main; main()' "$@"
+exec "{python}" -c 'import sys; from evenspan.cli.app import main; sys.exit(main())' "$@"
 """
 
 
