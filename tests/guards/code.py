@@ -209,11 +209,9 @@ def _looks_like_f_string(node: ast.expr) -> bool:
             return False
 
 
-def check_public_functions(source: Source) -> list[str]:
-    """Every public function is annotated in full and documented; every file says what it is."""
+def check_annotations(source: Source) -> list[str]:
+    """Every public function is annotated in full."""
     found = []
-    if source.tree.body and ast.get_docstring(source.tree) is None:
-        found.append(f"{source.path}:1: no module docstring")
     for node, is_method in _public_functions(source.tree.body, in_class=False):
         if node.returns is None:
             found.append(source.at(node, f"{node.name} does not annotate what it returns"))
@@ -222,8 +220,23 @@ def check_public_functions(source: Source) -> list[str]:
         bare = [item.arg for item in [*positional, *node.args.kwonlyargs] if item.annotation is None]
         if bare:
             found.append(source.at(node, f"{node.name} does not annotate {', '.join(bare)}"))
-        if ast.get_docstring(node) is None and not node.name.startswith("__"):
+    return found
+
+
+def check_docstrings(source: Source) -> list[str]:
+    """Every module, public class and public function says what it gives; a class speaks for its `forward`."""
+    if not source.path.startswith("evenspan/"):
+        return []
+    found = []
+    if source.tree.body and ast.get_docstring(source.tree) is None:
+        found.append(f"{source.path}:1: no module docstring")
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
             found.append(source.at(node, f"{node.name} has no docstring"))
+    for function, is_method in _public_functions(source.tree.body, in_class=False):
+        spoken_for = function.name.startswith("__") or (is_method and function.name == "forward")
+        if not spoken_for and ast.get_docstring(function) is None:
+            found.append(source.at(function, f"{function.name} has no docstring"))
     return found
 
 
@@ -259,6 +272,7 @@ CHECKS: tuple[Callable[[Source], list[str]], ...] = (
     check_environment,
     check_exceptions_used,
     check_exception_messages,
-    check_public_functions,
+    check_annotations,
+    check_docstrings,
     check_ascii,
 )

@@ -93,16 +93,14 @@ VIOLATIONS = [
     (code.check_exception_messages, MODEL, "raise ValueError('half a', f'message {x}')"),
     (code.check_exception_messages, MODEL, "raise ShapeError('S101', '{frames} frames', hint='shorten')"),
     (code.check_exception_messages, MODEL, "raise ShapeError('S101', 'frames', hint='use {self.best}')"),
-    (code.check_public_functions, MODEL, "x = 1"),
-    (code.check_public_functions, MODEL, "'''A.'''\ndef f(a: int):\n    '''B.'''"),
-    (code.check_public_functions, MODEL, "'''A.'''\ndef f(a, *, b: int) -> int:\n    '''B.'''"),
-    (code.check_public_functions, MODEL, "'''A.'''\ndef f(a: int) -> int:\n    return a"),
-    (code.check_public_functions, MODEL, "'''A.'''\nclass C:\n    def f(self) -> int:\n        return 1"),
-    (
-        code.check_public_functions,
-        MODEL,
-        "'''A.'''\nclass C:\n    def __init__(self, a) -> None:\n        ...",
-    ),
+    (code.check_annotations, MODEL, "def f(a: int):\n    ..."),
+    (code.check_annotations, MODEL, "def f(a, *, b: int) -> int:\n    ..."),
+    (code.check_annotations, MODEL, "class C:\n    def __init__(self, a) -> None:\n        ..."),
+    (code.check_annotations, MODEL, "class C:\n    @staticmethod\n    def f(a) -> None:\n        ..."),
+    (code.check_docstrings, MODEL, "x = 1"),
+    (code.check_docstrings, MODEL, "'A.'\ndef f(a: int) -> int:\n    return a"),
+    (code.check_docstrings, MODEL, "'A.'\nclass C:\n    x = 1"),
+    (code.check_docstrings, MODEL, "'A.'\nclass C:\n    'B.'\n    def f(self) -> int:\n        return 1"),
     (code.check_ascii, MODEL, "x = 'caf\u00e9'"),
 ]
 
@@ -132,11 +130,10 @@ ALLOWED = [
     (code.check_excepts, MODEL, "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (code.check_output, "evenspan/cli/app.py", "print('loss')"),
     (code.check_exception_messages, MODEL, "raise ShapeError('S101', f'{n} frames', hint='shorten')"),
-    (
-        code.check_public_functions,
-        MODEL,
-        "'''A.'''\nclass C:\n    def __len__(self) -> int:\n        return 1",
-    ),
+    (code.check_annotations, MODEL, "class C:\n    def f(self, a: int) -> int:\n        return a"),
+    (code.check_docstrings, MODEL, "'A.'\nclass C:\n    'B.'\n    def forward(self, x):\n        return x"),
+    (code.check_docstrings, MODEL, "'A.'\ndef _f():\n    ..."),
+    (code.check_docstrings, "train.py", "import evenspan"),
 ]
 
 
