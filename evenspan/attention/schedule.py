@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from evenspan.attention.spans import Span, SpanTable, TokenRange, merge_ranges
 
@@ -31,12 +32,15 @@ class Call:
 @lru_cache(maxsize=256)
 def schedule(table: SpanTable) -> tuple[Call, ...]:
     """Calls that cover every visible pair of `table` exactly once; a query may be in several calls."""
-    full, squares = _split_causal(table.spans)
+    full, squares = split_causal(table.spans)
     return (*_full_calls(query_classes(full)), *squares)
 
 
-def query_classes(spans: tuple[Span, ...]) -> dict[Ranges, Ranges]:
-    """Full spans as disjoint sets of queries: which keys -> the queries that see exactly these keys."""
+def query_classes(spans: tuple[Span, ...], *, merge: bool = True) -> dict[Ranges, Ranges]:
+    """Full spans as disjoint sets of queries: which keys -> the queries that see exactly these keys.
+
+    merge: join neighbouring stretches of queries; without it every edge of a span stays an edge.
+    """
     edges = sorted({edge for s in spans for edge in (s.q_start, s.q_stop)})
     index = {edge: i for i, edge in enumerate(edges)}
     keys_of_piece: dict[int, list[TokenRange]] = defaultdict(list)
@@ -46,10 +50,10 @@ def query_classes(spans: tuple[Span, ...]) -> dict[Ranges, Ranges]:
     queries_of: dict[Ranges, list[TokenRange]] = defaultdict(list)
     for piece in sorted(keys_of_piece):
         queries_of[merge_ranges(keys_of_piece[piece])].append(TokenRange(edges[piece], edges[piece + 1]))
-    return {keys: merge_ranges(queries) for keys, queries in queries_of.items()}
+    return {keys: merge_ranges(q) if merge else tuple(q) for keys, q in queries_of.items()}
 
 
-def _split_causal(spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], tuple[Call, ...]]:
+def split_causal(spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], tuple[Call, ...]]:
     """The full part of every span, and the causal squares that remain.
 
     Kernels align a causal mask at the top left; a span is aligned at the bottom right. Cut into a full rectangle
@@ -94,7 +98,7 @@ def _shared(key_sets: list[Ranges]) -> Ranges:
     events = sorted(event for keys in key_sets for a, b in keys for event in ((a, 1), (b, -1)))
     shared = []
     depth = 0
-    for (at, step), (following, _) in zip(events, events[1:], strict=False):
+    for (at, step), (following, _) in pairwise(events):
         depth += step
         if depth >= 2:
             shared.append(TokenRange(at, following))

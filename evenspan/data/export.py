@@ -52,12 +52,12 @@ def _encode_mp4(path: Path, frames_THWC: np.ndarray, fps: Fraction) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "12"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for pixels in _at_least(frames_THWC, height=height, width=width):
+        for pixels in _even_sides(frames_THWC, height=height, width=width):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode(None))
 
 
-def _at_least(frames_THWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
+def _even_sides(frames_THWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
     """The frames cut to the size, or grown by repeating the edge (one-pixel clips)."""
     grow = [
         (0, 0),

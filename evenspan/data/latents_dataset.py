@@ -34,7 +34,7 @@ class LatentsDataset:
         latent_shape: tuple[int, int, int, int],
         text_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`latent_shape` is the global [F, C, H, W] every file must have; `text_shape` the [L, E], if checked.
+        """`latent_shape` is the global [F, C, H, W] of every file; `text_shape` its [L, E], if checked.
 
         Raises DataError D801 when `root` has no files, D802 or D803 listing every file that does not fit.
         """
@@ -136,7 +136,7 @@ def write_latents(
     prompt_of_frame_F: Tensor,
     valid_frames: int | None = None,
 ) -> None:
-    """Store one sample at `path`, whole or not at all. `valid_frames` counts the real frames, by default all."""
+    """Store one sample at `path`, whole or not at all; `valid_frames` counts the real frames, or is all."""
     frames = latents_FCHW.shape[0]
     assert prompt_of_frame_F.shape == (frames,), "one prompt index per latent frame"
     part = path.with_name(f".{path.name}.part")

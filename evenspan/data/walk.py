@@ -136,7 +136,7 @@ def _starts(
 
 
 def _first_start(footage: Sequence[Footage], sizes: Sequence[int], options: WalkOptions) -> tuple[int, int]:
-    """The first frame; with `uniform_prompt` that of the first among the videos that hold most of the clip."""
+    """The first frame; with `uniform_prompt` that of the first video that holds most of the clip."""
     if not options.uniform_prompt:
         return 0, 0
     held = [
