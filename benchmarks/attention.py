@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from evenspan.attention.dense import dense_mask
 from evenspan.attention.patterns import teacher_forcing
@@ -65,7 +65,7 @@ def compare(tokens: int, *, heads: int, head_dim: int, ranks: int, repeats: int)
 
     def sdpa(attn_mask: Tensor | None) -> Tensor:
         heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads_first, attn_mask=attn_mask).transpose(1, 2)
+        return scaled_dot_product_attention(*heads_first, attn_mask=attn_mask).transpose(1, 2)
 
     methods = {
         "masked SDPA": lambda: sdpa(mask),

@@ -106,8 +106,8 @@ def attention_core(kind: str) -> AttentionCore:
 def attention_ops() -> frozenset[torch._ops.OpOverload]:
     """The operators whose outputs a checkpoint policy saves so that no core is computed a second time.
 
-    Of the segment executor that is one operator, of the varlen executor torch's kernel where this torch has it.
-    Compiled FlexAttention exposes none: under full checkpointing it is computed again.
+    Of the segment executor that is one operator, of the varlen executor torch's kernel where this torch has
+    it. Compiled FlexAttention exposes none: under full checkpointing it is computed again.
     """
     ops = {attend._opoverload}
     try:

@@ -28,8 +28,8 @@ NEVER, ALWAYS = -(2**30), 2**30
 class MaskLookup:
     """A table as lookups: query q sees key k iff k - q <= limit[q_piece[q], k_piece[k]].
 
-    Pieces are the stretches between two span edges. A full span's limit is ALWAYS, that of no span NEVER, and that
-    of a causal span the distance of its bottom right corner from the diagonal.
+    Pieces are the stretches between two span edges. A full span's limit is ALWAYS, that of no span NEVER,
+    and that of a causal span the distance of its bottom right corner from the diagonal.
     """
 
     q_piece: Tensor
@@ -91,8 +91,9 @@ def attend_flex(
 ) -> Tensor:
     """softmax(scale q k^T, over the keys that `table` shows) v as [B, T, H, D], through compiled FlexAttention.
 
-    A query that sees no key gets exactly 0 and passes no gradient. Raises AttentionError A301 when the tensors are
-    not on a CUDA device (FlexAttention has no backward on the CPU), A201 when shapes do not fit.
+    A query that sees no key gets exactly 0 and passes no gradient. Raises AttentionError A301 when the
+    tensors are not on a CUDA device (FlexAttention has no backward on the CPU), A201 when shapes do not
+    fit.
     """
     check_shapes(q_BTHD, k_BSKD, v_BSKD, table)
     if q_BTHD.device.type != "cuda":

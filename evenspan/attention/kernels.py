@@ -57,8 +57,8 @@ def backward_with_lse(
     """This call's part of dq, dk, dv, from the FINAL output and log-sum-exp over all calls.
 
     With P = exp(S - lse) the probabilities are those of the whole row, so dS = P * (dout v^T -
-    rowsum(dout * out)) holds per rectangle and the parts add up (FlashAttention-2, arXiv 2307.08691, algorithm
-    2).
+    rowsum(dout * out)) holds per rectangle and the parts add up (FlashAttention-2, arXiv 2307.08691,
+    algorithm 2).
     """
     ops = fused_ops()
     if ops is not None and uses_fused(q_BHTD, v_BKTD):

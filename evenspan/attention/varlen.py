@@ -1,15 +1,17 @@
-"""The variable-length executor: each set of queries with its keys gathered is one sequence of flash attention.
+"""The varlen executor: each set of queries with its keys gathered is one sequence of flash attention.
 
-Legend: B batch, T queries, S keys, H query heads, K key/value heads, D head dim; t, s gathered queries and keys.
+Legend: B batch, T queries, S keys, H query heads, K key/value heads, D head dim; t, s gathered queries and
+keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,12 +38,20 @@ class Batch:
     causal: bool
 
 
+class VarlenKernel(Protocol):
+    """Attention of one launch on gathered q [t, H, D], k, v [s, K, D], as [t, H, D]."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, ends: tuple[Tensor, Tensor], batch: Batch, scale: float
+    ) -> Tensor: ...
+
+
 @lru_cache(maxsize=64)
 def varlen_batches(table: SpanTable) -> tuple[Batch, ...]:
     """At most two launches: the sequences that see all their keys, and those that end in a causal square.
 
-    Every query is in at most one sequence, so no merge follows. Raises AttentionError A303 when two causal spans
-    share a query: one sequence has one diagonal.
+    Every query is in at most one sequence, so no merge follows. Raises AttentionError A303 when two causal
+    spans share a query: one sequence has one diagonal.
     """
     full, squares = _cut_squares(table)
     diagonal: dict[TokenRange, TokenRange] = {}
@@ -109,19 +119,19 @@ def _batch(calls: list[Call], *, causal: bool) -> Batch:
 
 
 @lru_cache(maxsize=1)
-def varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Batch, float], Tensor]:
-    """Torch's variable-length attention, else that of the flash_attn package; AttentionError A302 without both."""
+def varlen_kernel() -> VarlenKernel:
+    """Torch's variable-length attention, else flash_attn's; AttentionError A302 without both."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return _flash_attn_kernel()
 
     def run(
-        q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, batch: Batch, scale: float
+        q: Tensor, k: Tensor, v: Tensor, *, ends: tuple[Tensor, Tensor], batch: Batch, scale: float
     ) -> Tensor:
         window = (-1, 0) if batch.causal else (-1, -1)
         grouped = q.shape[1] != k.shape[1]
-        sizes = (q_ends, k_ends, batch.max_q, batch.max_k)
+        sizes = (*ends, batch.max_q, batch.max_k)
         out = varlen_attn(q, k, v, *sizes, scale=scale, window_size=window, enable_gqa=grouped)
         assert isinstance(out, Tensor), "a tuple comes back only when auxiliary outputs are asked for"
         return out
@@ -129,7 +139,7 @@ def varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Batch, 
     return run
 
 
-def _flash_attn_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Batch, float], Tensor]:
+def _flash_attn_kernel() -> VarlenKernel:
     try:
         flash_attn = import_module("flash_attn")
     except ImportError as error:
@@ -140,9 +150,9 @@ def _flash_attn_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Ba
         ) from error
 
     def run(
-        q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, batch: Batch, scale: float
+        q: Tensor, k: Tensor, v: Tensor, *, ends: tuple[Tensor, Tensor], batch: Batch, scale: float
     ) -> Tensor:
-        sizes = (q_ends, k_ends, batch.max_q, batch.max_k)
+        sizes = (*ends, batch.max_q, batch.max_k)
         return flash_attn.flash_attn_varlen_func(q, k, v, *sizes, softmax_scale=scale, causal=batch.causal)
 
     return run
@@ -161,8 +171,8 @@ def attend_varlen(
     """softmax(scale q k^T, over the keys that `table` shows) v as [B, T, H, D], by variable-length flash.
 
     A query that sees no key gets exactly 0 and passes no gradient. Batch entries run one after the other.
-    Raises AttentionError A301 off CUDA, A302 without a kernel, A303 on tables with two diagonals per query, A201
-    on shapes.
+    Raises AttentionError A301 off CUDA, A302 without a kernel, A303 on tables with two diagonals per query,
+    A201 on shapes.
     """
     check_shapes(q_BTHD, k_BSKD, v_BSKD, table)
     if q_BTHD.device.type != "cuda":
@@ -181,7 +191,7 @@ def run_batches(
     v_BSKD: Tensor,
     table: SpanTable,
     *,
-    kernel: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Batch, float], Tensor],
+    kernel: VarlenKernel,
     scale: float,
 ) -> Tensor:
     """Gathers every batch of `varlen_batches`, runs `kernel` on it and puts the rows back; any device."""
@@ -189,8 +199,15 @@ def run_batches(
     for q_THD, k_SKD, v_SKD in zip(q_BTHD, k_BSKD, v_BSKD, strict=True):
         out_THD = torch.zeros_like(q_THD)
         for batch in varlen_batches(table):
-            q_index, k_index, q_ends, k_ends = _indices(batch, q_THD.device)
-            part = kernel(q_THD[q_index], k_SKD[k_index], v_SKD[k_index], q_ends, k_ends, batch, scale)
+            q_index, k_index, *ends = _indices(batch, q_THD.device)
+            part = kernel(
+                q_THD[q_index],
+                k_SKD[k_index],
+                v_SKD[k_index],
+                ends=(ends[0], ends[1]),
+                batch=batch,
+                scale=scale,
+            )
             out_THD = out_THD.index_copy(0, q_index, part)
         rows.append(out_THD)
     return torch.stack(rows)

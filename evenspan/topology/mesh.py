@@ -66,21 +66,31 @@ def build_topology(degrees: Degrees, *, device: torch.device) -> Topology:
         return Topology(
             degrees=degrees, mesh=None, device=device, fsdp_mesh=None, loss_group=None, dp_group=None
         )
-    axes = degrees.by_axis()
-    names = tuple(axis.value for axis in axes)
-    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=names)
-    # Every flattened mesh creates groups, so all ranks create all of them, in the same order.
-    sharded = mesh[Axis.SHARD.value, Axis.CONTEXT.value]._flatten("fsdp")
-    loss = mesh[Axis.REPLICATE.value, Axis.SHARD.value, Axis.CONTEXT.value]._flatten("loss")
-    data = mesh[Axis.REPLICATE.value, Axis.SHARD.value]._flatten("dp")
+    world = init_device_mesh(device.type, (world_size,), mesh_dim_names=("world",))
+    sizes = {axis.value: degree for axis, degree in degrees.by_axis().items()}
+    # Views of one root mesh, so that tensors sharded over several of them can be combined. Each view makes its
+    # groups on all ranks, in this order.
+    mesh = _view(world, sizes)
+    sharded = _view(
+        world,
+        {"replicate": degrees.replicate, "fsdp": degrees.shard * degrees.context, "tensor": degrees.tensor},
+    )
+    inner = {"context": degrees.context, "tensor": degrees.tensor}
+    data = _view(world, {"dp": degrees.dp, **inner})
+    loss = _view(world, {"loss": degrees.dp * degrees.context, "tensor": degrees.tensor})
     return Topology(
         degrees=degrees,
         mesh=mesh,
         device=device,
-        fsdp_mesh=mesh[Axis.REPLICATE.value, "fsdp"] if degrees.replicate > 1 else sharded,
-        loss_group=_group_of(loss),
-        dp_group=_group_of(data),
+        fsdp_mesh=sharded["replicate", "fsdp"] if degrees.replicate > 1 else sharded["fsdp"],
+        loss_group=_group_of(loss["loss"]),
+        dp_group=_group_of(data["dp"]),
     )
+
+
+def _view(world: DeviceMesh, sizes: dict[str, int]) -> DeviceMesh:
+    """The same ranks as a mesh of named dims, outer to inner."""
+    return world._unflatten(0, tuple(sizes.values()), tuple(sizes))
 
 
 def init_distributed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import pytest
@@ -9,6 +10,8 @@ import typer
 
 from docs import generate
 from tests.guards.source import ROOT
+
+COMMAND = re.compile(r"`evenspan ([a-z]+)")
 
 
 @pytest.mark.parametrize("name", [name for name in generate.PAGES if name.startswith("docs/")])
@@ -22,6 +25,21 @@ def test_every_contract_command_is_listed():
     page = generate.cli_reference()
     for command in ("train", "check", "explain", "balance", "sample", "data demo"):
         assert f"## `evenspan {command}`" in page
+
+
+def test_commands_named_anywhere_exist():
+    texts = [path for folder in ("evenspan", "docs", "recipes") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path for path in [*texts, ROOT / "README.md"] if path.suffix in {".py", ".md", ".yaml"}]
+    page = generate.cli_reference()
+    named = {(path.name, name) for path in texts for name in COMMAND.findall(path.read_text())}
+    assert sorted((file, name) for file, name in named if f"## `evenspan {name}" not in page) == []
+
+
+def test_command_names_are_found():
+    assert COMMAND.findall("see `evenspan check FILE` and `evenspan data demo`, not evenspan itself") == [
+        "check",
+        "data",
+    ]
 
 
 def test_config_reference_lists_nested_fields():

@@ -48,6 +48,21 @@ def check_letters(source: Source) -> list[str]:
     ]
 
 
+def rule_names(source: Source) -> Iterator[tuple[str, str]]:
+    """The code and the name of every configuration rule."""
+    for name, node in calls(source.tree):
+        match node.args:
+            case [ast.Constant(value=str(code)), ast.Constant(value=str(title)), *_] if name == "rule":
+                yield code, title
+            case _:
+                continue
+
+
+def page_title(path: Path) -> str:
+    """A page's first line without its code: the name of the rule."""
+    return path.read_text().partition("\n")[0].removeprefix(f"# {path.stem} ")
+
+
 def check_page(path: Path) -> list[str]:
     """A page is named after its code, names the rule and has the headings in their order, none empty."""
     lines = path.read_text().splitlines()

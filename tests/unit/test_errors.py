@@ -8,7 +8,16 @@ import pytest
 
 from evenspan import errors
 from evenspan.errors import ConfigError, EvenspanError, Finding, TopologyError, nearest
-from tests.guards.codes import LETTERS, PAGES, check_letters, check_page, codes_used, compare_with_pages
+from tests.guards.codes import (
+    LETTERS,
+    PAGES,
+    check_letters,
+    check_page,
+    codes_used,
+    compare_with_pages,
+    page_title,
+    rule_names,
+)
 from tests.guards.source import ROOT, package_sources, snippet
 
 SOURCES = package_sources()
@@ -22,6 +31,12 @@ def test_every_code_has_a_page_and_every_page_a_use():
 
 def test_pages_have_their_headings():
     assert not (found := [problem for path in PAGE_FILES for problem in check_page(path)]), "\n".join(found)
+
+
+def test_pages_are_called_as_their_rules():
+    names = dict(pair for source in SOURCES for pair in rule_names(source))
+    titles = {path.stem: page_title(path) for path in PAGE_FILES if path.stem in names}
+    assert titles == {code: name for code, name in names.items() if code in titles}
 
 
 def test_codes_have_their_class():
@@ -63,6 +78,13 @@ def test_other_strings_are_not_codes(text):
 def test_missing_and_unused_pages_are_found():
     assert compare_with_pages({"C901"}, set()) == ["C901 has no page in evenspan/check/pages"]
     assert compare_with_pages(set(), {"C901"}) == ["C901.md explains a code that nothing uses"]
+
+
+def test_rule_and_page_names_are_read(tmp_path):
+    (tmp_path / "C901.md").write_text("# C901 another-rule\n")
+    rules = snippet("@rule('C901', 'a-rule', reads=())\ndef f() -> None: ...\nrule('C902')")
+    assert list(rule_names(rules)) == [("C901", "a-rule")]
+    assert page_title(tmp_path / "C901.md") == "another-rule"
 
 
 def test_wrong_letter_is_found():
