@@ -130,18 +130,24 @@ def decode_frames(
         assert 0 <= frame < info.frames, f"frame {frame} of {info.frames} in {path}"
         groups.setdefault(info.keys[bisect_right(info.keys, frame) - 1], []).append(frame)
     for key, group in groups.items():
-        found = 0
-        try:
-            for picture in _decode_from(path, info=info, key=key):
-                if found < len(group) and picture.pts == info.times[group[found]]:
-                    yield group[found], picture
-                    found += 1
-                if found == len(group):
-                    break
-        except av.FFmpegError as error:
-            raise _undecodable(path, group[found], info, str(error)) from error
-        if found < len(group):
-            raise _undecodable(path, group[found], info, "the decoder skipped it")
+        yield from _decode_group(path, info=info, key=key, frames=group)
+
+
+def _decode_group(
+    path: Path, *, info: VideoInfo, key: int, frames: Sequence[int]
+) -> Iterator[tuple[int, av.VideoFrame]]:
+    """(frame, picture) of ascending `frames` that are all reached from keyframe `key`."""
+    found = 0
+    try:
+        for picture in _decode_from(path, info=info, key=key):
+            if picture.pts == info.times[frames[found]]:
+                yield frames[found], picture
+                found += 1
+            if found == len(frames):
+                return
+    except av.FFmpegError as error:
+        raise _undecodable(path, frames[found], info, str(error)) from error
+    raise _undecodable(path, frames[found], info, "the decoder skipped it")
 
 
 def _decode_from(path: Path, *, info: VideoInfo, key: int) -> Iterator[av.VideoFrame]:

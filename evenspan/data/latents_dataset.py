@@ -46,7 +46,7 @@ class LatentsDataset:
             raise DataError(
                 "D801",
                 f"{self._root} has no .safetensors files",
-                hint="`evenspan encode DATA OUT` writes them; point data.data_path at its output",
+                hint="point data.data_path at files of evenspan.data.latents_dataset.write_latents",
             )
         findings = [
             finding

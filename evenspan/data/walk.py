@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from evenspan.data.grid import raw_frames
 from evenspan.errors import DataError
@@ -90,8 +91,9 @@ def walk(
     """
     latents = [min(options.frame_per_block, frames - at) for at in range(0, frames, options.frame_per_block)]
     sizes = [raw_frames(latents[0], temporal=options.temporal), *(options.temporal * n for n in latents[1:])]
-    candidates = _starts(footage, sizes=sizes, options=options) if options.random_start and rng else []
-    start = rng.choice(candidates) if rng and candidates else _first_start(footage, sizes, options)
+    start = _first_start(footage, sizes, options)
+    if options.random_start and rng:
+        start = rng.choice(_starts(tuple(footage), sizes=tuple(sizes), options=options) or (start,))
     chunks = _follow(footage, sizes=sizes, start=start, options=options)
     valid = sum(latents[: len(chunks)])
     if len(chunks) < len(sizes):
@@ -118,21 +120,22 @@ def _follow(
     return chunks
 
 
+@lru_cache(maxsize=4096)
 def _starts(
-    footage: Sequence[Footage], *, sizes: Sequence[int], options: WalkOptions
-) -> list[tuple[int, int]]:
-    """(video, frame) places from which the whole clip fits."""
+    footage: tuple[Footage, ...], *, sizes: tuple[int, ...], options: WalkOptions
+) -> tuple[tuple[int, int], ...]:
+    """(video, frame) places from which the whole clip fits; the same in every epoch, so kept."""
     places = []
     for video, film in enumerate(footage):
         last = film.frames - 1 - _source(Fraction(0), sizes[0] - 1, film, options)
         count = min(last + 1, STARTS_PER_VIDEO)
         frames = [last * i // max(count - 1, 1) for i in range(count)]
         places += [(video, frame) for frame in frames]
-    return [
+    return tuple(
         place
         for place in places
         if len(_follow(footage, sizes=sizes, start=place, options=options)) == len(sizes)
-    ]
+    )
 
 
 def _first_start(footage: Sequence[Footage], sizes: Sequence[int], options: WalkOptions) -> tuple[int, int]:
