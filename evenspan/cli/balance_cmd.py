@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,23 +28,11 @@ def balance(
 
     from evenspan.planner.balance import balance_report
 
-    report = balance_report(config, world_size).as_json()
+    report = balance_report(config, world_size)
     as_json = output is Format.JSON or (out is not None and out.suffix == ".json")
-    text = json.dumps(report, indent=2) if as_json else _table(report)
+    text = json.dumps(report.as_json(), indent=2) if as_json else report.as_text()
     if out is None:
         print(text)
     else:
         out.write_text(f"{text}\n", encoding="utf-8")
         print(f"wrote {out}")
-
-
-def _table(report: dict[str, Any]) -> str:
-    """One row a rank, one column a quantity, max/mean below."""
-    names = list(report["max_over_mean"])
-    rows = [["rank", *names]]
-    rows += [[str(rank), *(f"{work[name]:,}" for name in names)] for rank, work in enumerate(report["ranks"])]
-    rows.append(["max/mean", *(f"{report['max_over_mean'][name]:.3f}" for name in names)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    )
