@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 import typer
@@ -16,6 +17,9 @@ from evenspan.config.environment import launch_env
 from evenspan.errors import ConfigError, EvenspanError, TopologyError
 
 INTERRUPTED = 130
+HEAD_START_S = 1.0
+"""How long ranks above 0 stay after a configuration error. Launchers stop every rank as soon as one has failed,
+and rank 0, which tells what is wrong, may be slower to start."""
 
 app = typer.Typer(
     name="evenspan",
@@ -46,6 +50,8 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
     except EvenspanError as error:
         if _speaks(error):
             print(f"error: {error}", file=sys.stderr)
+        else:
+            time.sleep(HEAD_START_S)
         return error.exit_code
     except KeyboardInterrupt:
         if _is_main_rank():

@@ -129,8 +129,11 @@ def test_only_rank_0_tells_the_findings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, speaks: bool
 ) -> None:
     set_launcher(monkeypatch, rank=rank, world_size=3)
+    waits: list[float] = []
+    monkeypatch.setattr("evenspan.cli.app.time.sleep", waits.append)
     assert main(["train", "--config", "run.yaml"]) == 2
     assert bool(capsys.readouterr().err) is speaks
+    assert bool(waits) is not speaks, "a rank that fails first would have the launcher stop rank 0 unheard"
 
 
 def test_half_a_launcher_is_named(
