@@ -18,7 +18,7 @@ from evenspan.errors import ConfigError, EvenspanError, TopologyError
 
 INTERRUPTED = 130
 HEAD_START_S = 1.0
-"""How long ranks above 0 stay after a configuration error. Launchers stop every rank as soon as one has failed,
+"""How long ranks above 0 stay after a configuration error. Launchers stop every rank as soon as one fails,
 and rank 0, which tells what is wrong, may be slower to start."""
 
 app = typer.Typer(
