@@ -17,7 +17,7 @@ NAME = "model_kwargs.model_name"
 OVERRIDES = "model_kwargs.overrides"
 
 
-@rule("M101", "known-model", reads=(NAME,))
+@rule("M101", "unknown-model", reads=(NAME,))
 def known_model(run: Run) -> Iterator[Broken]:
     """A preset fixes every size of the network, so its name must be one we know."""
     from evenspan.model.presets import model_preset
@@ -79,7 +79,7 @@ def _codec_hint(channels: int) -> str:
     )
 
 
-@rule("M103", "overrides-are-fields", reads=(NAME, OVERRIDES))
+@rule("M103", "unknown-model-field", reads=(NAME, OVERRIDES))
 def overrides_are_fields(run: Run) -> Iterator[Broken]:
     """An override replaces a field of the preset; a name that is no field would change nothing."""
     preset = _preset(run)
@@ -94,7 +94,7 @@ def overrides_are_fields(run: Run) -> Iterator[Broken]:
             )
 
 
-@rule("M102", "override-values-fit", reads=(NAME, OVERRIDES))
+@rule("M102", "model-field-value", reads=(NAME, OVERRIDES))
 def override_values_fit(run: Run) -> Iterator[Broken]:
     """An override holds a value of its field's kind, within what the network can be built from."""
     preset = _preset(run)

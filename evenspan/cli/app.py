@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if _is_main_rank():
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
@@ -57,12 +58,14 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
 
 def _speaks(error: EvenspanError) -> bool:
     """Whether this rank prints `error`. Every rank finds the same configuration errors: rank 0 tells them."""
-    if not isinstance(error, ConfigError):
-        return True
+    return not isinstance(error, ConfigError) or _is_main_rank()
+
+
+def _is_main_rank() -> bool:
     try:
         return launch_env().is_main
     except TopologyError:
-        return True
+        return True  # nobody can tell who is rank 0, so nobody stays silent
 
 
 if __name__ == "__main__":

@@ -14,6 +14,13 @@ from evenspan.errors import ConfigError
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 HEADINGS = ["## What it does", "## Why it is wrong", "## Example", "## Use instead"]
 CODES = explained_codes()
+OWN_CODES = """
+C001 C002 C003 C004 C005 C006 C007 C008 C009 C010 C011 C012 C013 C014 C015 C016
+T102 T103 T104 T105 T106 T110 T111 T112 T113
+S201 S203 S204 S205
+M101 M102 M103 M301 M302
+D401 D402
+"""
 
 
 def yaml_examples(code: str) -> list[str]:
@@ -49,6 +56,11 @@ def test_the_bad_example_yields_its_code_and_the_good_one_none(code: str) -> Non
     bad, good = yaml_examples(code)
     assert codes_of(bad) == [code]
     assert codes_of(good) == []
+
+
+def test_the_codes_of_configurations_are_these() -> None:
+    assert set(OWN_CODES.split()) <= set(CODES)
+    assert {rule.code for rule in RULES} <= set(OWN_CODES.split())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
