@@ -99,9 +99,7 @@ def main() -> None:
         rows += compare(
             tokens, heads=args.heads, head_dim=args.head_dim, ranks=args.ranks, repeats=max(3, args.repeats)
         )
-    print(
-        f"fp32, batch 1, {args.heads} heads x {args.head_dim}, {args.threads} threads, {args.ranks} rank layout"
-    )
+    print(f"fp32, batch 1, {args.heads} heads x {args.head_dim}, {args.threads} threads, ranks {args.ranks}")
     print(f"{'tokens':>7} {'method':14} {'min ms':>9} {'median ms':>9}")
     print("\n".join(rows))
 

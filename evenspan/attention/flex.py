@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,26 +23,16 @@ if TYPE_CHECKING:
 NEVER, ALWAYS = -(2**30), 2**30
 
 
-@dataclass(frozen=True)
-class MaskLookup:
-    """A table as lookups: query q sees key k iff k - q <= limit[q_piece[q], k_piece[k]].
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-    Pieces are the stretches between two span edges. A full span's limit is ALWAYS, that of no span NEVER,
-    and that of a causal span the distance of its bottom right corner from the diagonal.
+
+def mask_mod(table: SpanTable, *, device: torch.device | str) -> MaskMod:
+    """FlexAttention's mask function (batch, head, query, key) -> bool, by lookups of the size of the tokens.
+
+    Pieces are the stretches between two span edges; query q sees key k iff k - q <= limit[q's piece, k's
+    piece]. A full span's limit is ALWAYS, that of no span NEVER, that of a causal span the distance of its
+    bottom right corner from the diagonal.
     """
-
-    q_piece: Tensor
-    k_piece: Tensor
-    limit: Tensor
-
-    def sees(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """FlexAttention's mask_mod; every batch entry and head has the same mask."""
-        del batch, head
-        return key - query <= self.limit[self.q_piece[query], self.k_piece[key]]
-
-
-def mask_lookup(table: SpanTable, *, device: torch.device | str) -> MaskLookup:
-    """The lookups of `table` on `device`."""
     q_edges = sorted({0, table.q_tokens} | {e for s in table.spans for e in (s.q_start, s.q_stop)})
     k_edges = sorted({0, table.k_tokens} | {e for s in table.spans for e in (s.k_start, s.k_stop)})
     limit = torch.full((max(1, len(q_edges) - 1), max(1, len(k_edges) - 1)), NEVER, dtype=torch.int32)
@@ -51,7 +40,12 @@ def mask_lookup(table: SpanTable, *, device: torch.device | str) -> MaskLookup:
         rows = slice(bisect_left(q_edges, s.q_start), bisect_left(q_edges, s.q_stop))
         columns = slice(bisect_left(k_edges, s.k_start), bisect_left(k_edges, s.k_stop))
         limit[rows, columns] = s.k_stop - s.q_stop if s.causal else ALWAYS
-    return MaskLookup(_pieces(q_edges).to(device), _pieces(k_edges).to(device), limit.to(device))
+    limits, q_piece, k_piece = (x.to(device) for x in (limit, _pieces(q_edges), _pieces(k_edges)))
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
+        return key - query <= limits[q_piece[query], k_piece[key]]
+
+    return sees
 
 
 def _pieces(edges: list[int]) -> Tensor:
@@ -62,11 +56,12 @@ def _pieces(edges: list[int]) -> Tensor:
 
 @lru_cache(maxsize=16)
 def block_mask(table: SpanTable, device: torch.device) -> BlockMask:
-    """FlexAttention's block mask of `table`, one for all batch entries and heads; cached by table and device."""
+    """FlexAttention's block mask of `table` for all batch entries and heads; cached by table and device."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    lookup = mask_lookup(table, device=device)
-    return create_block_mask(lookup.sees, None, None, table.q_tokens, table.k_tokens, device=str(device))
+    return create_block_mask(
+        mask_mod(table, device=device), None, None, table.q_tokens, table.k_tokens, device=str(device)
+    )
 
 
 @lru_cache(maxsize=1)
@@ -89,7 +84,7 @@ def empty_queries(table: SpanTable, device: torch.device) -> Tensor | None:
 def attend_flex(
     q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, table: SpanTable, *, scale: float | None = None
 ) -> Tensor:
-    """softmax(scale q k^T, over the keys that `table` shows) v as [B, T, H, D], through compiled FlexAttention.
+    """softmax(scale q k^T, over the keys that `table` shows) v as [B, T, H, D], by compiled FlexAttention.
 
     A query that sees no key gets exactly 0 and passes no gradient. Raises AttentionError A301 when the
     tensors are not on a CUDA device (FlexAttention has no backward on the CPU), A201 when shapes do not

@@ -31,8 +31,8 @@ def attend_segments(
     Raises AttentionError A201 when shapes do not fit each other or the table.
     """
     check_shapes(q_BTHD, k_BSKD, v_BSKD, table)
-    used_scale = q_BTHD.shape[-1] ** -0.5 if scale is None else scale
-    out, _ = attend(q_BTHD, k_BSKD, v_BSKD, *_encode(table), used_scale)
+    used_scale = 1 / math.sqrt(q_BTHD.shape[-1]) if scale is None else scale
+    out, _ = attend(q_BTHD, k_BSKD, v_BSKD, *encode(table), used_scale)
     return out
 
 
@@ -58,7 +58,7 @@ def _kind(x: Tensor) -> str:
 
 
 @lru_cache(maxsize=256)
-def _encode(table: SpanTable) -> tuple[list[int], int, int]:
+def encode(table: SpanTable) -> tuple[list[int], int, int]:
     """The table as plain integers: the only form an operator's schema can carry."""
     spans = [n for s in table.spans for n in (s.q_start, s.q_stop, s.k_start, s.k_stop, int(s.causal))]
     return spans, table.q_tokens, table.k_tokens

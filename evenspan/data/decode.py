@@ -154,7 +154,7 @@ def _decode_from(path: Path, *, info: VideoInfo, key: int) -> Iterator[av.VideoF
     """Pictures in order of presentation from keyframe `key` on, or a little before."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        # Without it a damaged stream is patched up silently and trained on.
+        # Without these two checks a damaged picture is patched up from its neighbours, and trained on.
         stream.codec_context.options = {"err_detect": "explode"}
         if key:
             container.seek(info.times[key], stream=stream, backward=True)

@@ -125,3 +125,24 @@ def test_a_damaged_picture_is_named_with_its_frame(tmp_path: Path) -> None:
         reader().read(path, frames=range(48))
     # A rank whose frames are sound does not notice.
     assert np.array_equal(reader().read(path, frames=range(4)), full[:4])
+
+
+def test_pictures_the_decoder_would_patch_up_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "patched.mp4"
+    write_video(path, frames=48)
+    sound = path.read_bytes()
+    start, stop = sound.find(b"mdat") + 900, sound.find(b"moov") - 200
+    silent = refused = 0
+    for at in range(start, stop, (stop - start) // 20):
+        path.write_bytes(sound[:at] + bytes(byte ^ 0x5A for byte in sound[at : at + 40]) + sound[at + 40 :])
+        try:
+            with av.open(str(path)) as container:
+                silent += sum(1 for _ in container.decode(video=0)) == 48
+        except av.FFmpegError:
+            continue
+        try:
+            reader().read(path, frames=range(48))
+        except DataError:
+            refused += 1
+    assert silent > 0
+    assert refused > 0, "damage that a plain decode hides must be told"
