@@ -49,11 +49,14 @@ def channels_agree(run: Run) -> Iterator[Broken]:
     """The codec writes the channels that the shape names and the network reads."""
     if run.model is None:
         return
-    stated, read = run.config.channels, run.model.in_channels
+    stated, read, made = run.config.channels, run.model.in_channels, run.model.out_channels
     name = run.config.model_kwargs.model_name
     codec = run.config.data.codec
     written = 3 * codec.spatial**2 * codec.temporal if run.config.data.kind == "video" else read
     codec_text = f"codec {codec.name} (spatial {codec.spatial}, temporal {codec.temporal}) writes {written}"
+    if made != read:
+        fact = f"the model reads {read} channels and writes {made}"
+        yield Broken(at=OVERRIDES, fact=fact, hint=f"override in_channels and out_channels with {stated}")
     if stated != read:
         also = f" and {codec_text}" if written != stated and run.config.data.kind == "video" else ""
         fact = f"{stated} latent channels, but {name} reads {read}{also}"

@@ -52,10 +52,10 @@ def augmentation_inside_the_table(run: Run) -> Iterator[Broken]:
         run.config.algorithm.noise_augmentation_max_timestep,
         run.config.algorithm.num_train_timestep,
     )
-    if largest >= table:
+    if largest > table:
         fact = f"timestep {largest} is outside the table of {table}"
         at = "algorithm.noise_augmentation_max_timestep"
-        yield Broken(at=at, fact=fact, hint=f"use 0 to {table - 1}; 0 switches it off")
+        yield Broken(at=at, fact=fact, hint=f"use 0 to {table}; 0 switches it off")
 
 
 @rule("C014", "warm-up-ends", reads=("training.warmup_steps", "training.max_iters"))

@@ -175,6 +175,12 @@ def test_channels_overridden_for_a_small_model_count() -> None:
     assert findings_of(make(model_kwargs=model, image_or_video_shape=[1, 96, 12, 44, 80], data=data)) == {}
 
 
+def test_a_model_that_writes_other_channels_than_it_reads() -> None:
+    model = {"model_name": "wan-tiny", "overrides": {"out_channels": 12}}
+    (finding,) = check_config(make(model_kwargs=model), world_size=None)
+    assert (finding.code, finding.at) == ("M302", "model_kwargs.overrides")
+
+
 def test_override_of_another_kind_is_named() -> None:
     model = {"model_name": "wan-tiny", "overrides": {"num_layers": 2.5, "patch_size": [1, 4]}}
     found = check_config(make(model_kwargs=model), world_size=None)
