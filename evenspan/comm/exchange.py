@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from evenspan.comm.heads import check_heads
 from evenspan.comm.meter import active_meter, counting_into, record, size_in_bytes
 from evenspan.errors import CommError
-from evenspan.topology.degrees import divisors
 
 _GROUPS: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 """Groups by name: an operator takes a string, not a process group."""
@@ -83,26 +83,6 @@ def scatter_tokens_gather_heads(out_BTHD: Tensor, *, group: dist.ProcessGroup | 
         )
     (out,) = _TokensToHeads.apply(group, out_BTHD)
     return out
-
-
-def check_heads(heads: int, *, kv_heads: int | None = None, ranks: int) -> None:
-    """Raises X101 when `ranks` do not divide the query heads, X102 when KV heads fit neither way."""
-    if heads % ranks:
-        legal = [count for count in divisors(heads) if count <= max(ranks, heads)]
-        raise CommError(
-            "X101",
-            f"{heads} query heads cannot be shared by {ranks} context ranks",
-            hint=f"use sequence_parallel_size in {legal}",
-        )
-    kv_heads = heads if kv_heads is None else kv_heads
-    if kv_heads % ranks and ranks % kv_heads:
-        legal = [count for count in divisors(heads) if kv_heads % count == 0 or count % kv_heads == 0]
-        raise CommError(
-            "X102",
-            f"{kv_heads} key/value heads cannot be shared by {ranks} context ranks: neither number divides "
-            "the other",
-            hint=f"use sequence_parallel_size in {legal}",
-        )
 
 
 class _HeadsToTokens(torch.autograd.Function):

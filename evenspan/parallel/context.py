@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from evenspan.attention.core import AttentionCore
 from evenspan.attention.spans import SpanTable
-from evenspan.comm.exchange import check_heads, scatter_heads_gather_tokens, scatter_tokens_gather_heads
+from evenspan.comm.exchange import scatter_heads_gather_tokens, scatter_tokens_gather_heads
+from evenspan.comm.heads import check_heads
 from evenspan.errors import ModelError
 
 

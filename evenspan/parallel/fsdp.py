@@ -7,10 +7,12 @@ mean would make them 1/ranks too small. Sums are forced: gloo has no pre-multipl
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -51,26 +53,42 @@ def shard_model(
                 hint="call init_distributed first; it works for a single process too",
             )
         return
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=topology.device.type == "cuda") if cpu_offload else OffloadPolicy()
-    settings = {
-        "mesh": topology.fsdp_mesh,
-        "reshard_after_forward": reshard_after_forward,
-        "offload_policy": offload,
-    }
-    for module in fp32_modules:
-        fully_shard(module, mp_policy=policy, **settings)
+    shard = partial(
+        _shard, mesh=topology.fsdp_mesh, reshard_after_forward=reshard_after_forward, offload_policy=offload
+    )
+    unchanged = MixedPrecisionPolicy(cast_forward_inputs=False)
+    policy = unchanged
     if mixed_precision == "bf16":
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
+    for module in fp32_modules:
+        shard(module, policy=unchanged)
     for module in (*blocks, model):
-        module.register_forward_hook(_without_view)
-        fully_shard(module, mp_policy=policy, **settings)
+        shard(module, policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _shard(
+    module: nn.Module,
+    *,
+    policy: MixedPrecisionPolicy,
+    mesh: DeviceMesh,
+    reshard_after_forward: bool,
+    offload_policy: OffloadPolicy,
+) -> None:
+    module.register_forward_hook(_without_view)
+    fully_shard(
+        module,
+        mesh=mesh,
+        reshard_after_forward=reshard_after_forward,
+        mp_policy=policy,
+        offload_policy=offload_policy,
+    )
 
 
 def set_requires_gradient_sync(model: nn.Module, required: bool) -> None:

@@ -68,8 +68,8 @@ def build_topology(degrees: Degrees, *, device: torch.device) -> Topology:
         )
     world = init_device_mesh(device.type, (world_size,), mesh_dim_names=("world",))
     sizes = {axis.value: degree for axis, degree in degrees.by_axis().items()}
-    # Views of one root mesh, so that tensors sharded over several of them can be combined. Each view makes its
-    # groups on all ranks, in this order.
+    # Views of one root mesh, so that tensors sharded over several of them can be combined. Each view makes
+    # its groups on all ranks, in this order.
     mesh = _view(world, sizes)
     sharded = _view(
         world,
@@ -99,13 +99,13 @@ def init_distributed(
     """Joins the run's process group and gives this rank's device. Call once per process.
 
     `backend` defaults to NCCL (and gloo for CPU tensors) where CUDA is there, gloo elsewhere. A single
-    process gets a group of one without opening a port. Raises T104 when the machine has fewer GPUs than
+    process gets a group of one without opening a port. Raises T114 when the machine has fewer GPUs than
     local ranks.
     """
     cuda = torch.cuda.is_available() and backend != "gloo"
     if cuda and env.local_rank >= torch.cuda.device_count():
         raise TopologyError(
-            "T104",
+            "T114",
             f"local rank {env.local_rank} has no GPU: this machine shows {torch.cuda.device_count()}",
             hint="start at most one rank per GPU, or ask for the gloo backend",
         )

@@ -22,8 +22,9 @@ def arange_example(ctx):
     return q.squeeze(-1).tolist(), k.squeeze(-1).tolist(), v.squeeze(-1).tolist(), torch.equal(back, x)
 
 
-def against_naive(ctx, batch, tokens, heads, kv_heads, dim, layout):
+def against_naive(ctx, sizes, layout):
     """Exchanged q, k, v against gather-everything-and-slice, and whether inputs and round trip survive."""
+    batch, tokens, heads, kv_heads, dim = sizes
     group, ranks = dist.group.WORLD, ctx.world_size
     whole = [
         _tensor(batch, tokens * ranks, n, dim, seed=i) for i, n in enumerate((heads, kv_heads, kv_heads))
@@ -86,8 +87,9 @@ def _dot(left, right):
     return sum((a * b).sum() for a, b in zip(left, right, strict=True)).detach()
 
 
-def traffic(ctx, batch, tokens, heads, kv_heads, dim, dtype):
+def traffic(ctx, sizes, dtype):
     """Calls and bytes of one forward and backward, and of the same without a meter."""
+    batch, tokens, heads, kv_heads, dim = sizes
     group = dist.group.WORLD
     q = torch.ones(batch, tokens, heads, dim, dtype=dtype, requires_grad=True)
     k, v = (torch.ones(batch, tokens, kv_heads, dim, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -121,7 +123,7 @@ def subgroups(ctx):
 
 
 def token_collectives(ctx):
-    """gather, split and sum with non-contiguous tensors: value, gradient, and that inputs stay as they were."""
+    """gather, split and sum with non-contiguous tensors: value, gradient, inputs untouched."""
     group, ranks, rank = dist.group.WORLD, ctx.world_size, ctx.rank
     whole = _tensor(2, 3 * ranks, 4, seed=1)
     weight = _tensor(4, 2 * 3 * ranks, seed=2).t().reshape(2, 3 * ranks, 4)

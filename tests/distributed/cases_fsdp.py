@@ -98,7 +98,7 @@ def precision(ctx, mixed_precision):
     """Types of parameters, gradients and compute, and the gradient error against fp64."""
     model, topology = _sharded(ctx, {"context": ctx.world_size}, mixed_precision=mixed_precision)
     seen = []
-    model.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    model.blocks[0].up.register_forward_hook(lambda *call: seen.append(call[2].dtype))
     _backward(model, topology, topology.coordinates.dp, dtype=torch.float32)
     errors = _errors(model, range(topology.degrees.dp))
     types = {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()}

@@ -16,11 +16,12 @@ def test_each_sample_keeps_its_tokens(world2):
 
 @pytest.mark.parametrize("layout", ["contiguous", "heads_first", "every_second"])
 @pytest.mark.parametrize(
-    ("batch", "tokens", "heads", "kv_heads"),
-    [(1, 8, 4, 4), (2, 8, 4, 4), (3, 5, 8, 4), (2, 4, 12, 12), (2, 3, 8, 2), (1, 3, 8, 1)],
+    "sizes",
+    [(1, 8, 4, 4, 3), (2, 8, 4, 4, 3), (3, 5, 8, 4, 3), (2, 4, 12, 12, 3), (2, 3, 8, 2, 3), (1, 3, 8, 1, 3)],
 )
-def test_exchange_equals_gather_and_slice(world4, batch, tokens, heads, kv_heads, layout):
-    for result in world4.run(cases.against_naive, batch, tokens, heads, kv_heads, 3, layout):
+def test_exchange_equals_gather_and_slice(world4, sizes, layout):
+    batch, tokens, heads, kv_heads, _ = sizes
+    for result in world4.run(cases.against_naive, sizes, layout):
         assert result["values"], result
         assert result["untouched"], result
         assert result["round_trip"], result
@@ -40,7 +41,7 @@ def test_traffic_is_the_closed_form(world4, kv_heads, dtype, size):
     batch, tokens, heads, dim, ranks = 2, 3, 8, 5, 4
     width, kv_width = heads * dim, max(kv_heads, ranks) * dim
     closed_form = 4 * (width + kv_width) * batch * (tokens * ranks) * size * (ranks - 1) // ranks**2
-    for counted, calls_after, keys in world4.run(cases.traffic, batch, tokens, heads, kv_heads, dim, dtype):
+    for counted, calls_after, keys in world4.run(cases.traffic, (batch, tokens, heads, kv_heads, dim), dtype):
         assert counted == (2, 4, closed_form)
         assert calls_after == 4, "an inactive meter counts nothing"
         assert [kind for kind, _ in keys] == ["exchange"]

@@ -1,10 +1,10 @@
-"""A small transformer with the children evenspan looks for (`blocks`, `attn1.core`), and its one-process reference."""
+"""A small transformer with the children evenspan looks for, and its one-process reference."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from evenspan.attention.core import attention_core
 from evenspan.attention.patterns import teacher_forcing
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
     def forward(self, x_BTE, *, table):
         x_BTE = x_BTE + self.attn1(self.norm1(x_BTE), table)
-        return x_BTE + self.down(F.gelu(self.up(self.norm2(x_BTE))))
+        return x_BTE + self.down(functional.gelu(self.up(self.norm2(x_BTE))))
 
 
 class Toy(nn.Module):
