@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from evenspan.check.rules import check_file
-from evenspan.config.environment import LaunchEnv, Launcher, launch_env
-from evenspan.errors import ConfigError, Finding
+from evenspan.config.environment import LaunchEnv, launch_env
+from evenspan.errors import ConfigError, Finding, TopologyError
 
 ConfigOption = Annotated[
     Path,
@@ -59,10 +59,10 @@ def train(  # noqa: PLR0917 - typer reads options from parameters
     settings = [f"{name}={value}" for name, value in flags.items() if value is not None]
     settings += overrides or []
     where = logdir or Path("runs") / config.stem
-    env = launch_env()
     if nproc is not None:
-        _start_ranks(config, settings, nproc=nproc, logdir=where, env=env)
+        _start_ranks(config, settings, nproc=nproc, logdir=where)
         return
+    env = launch_env()
     result = check_file(config, overrides=settings, world_size=env.world_size)
     checked = result.legal_config()
 
@@ -71,9 +71,10 @@ def train(  # noqa: PLR0917 - typer reads options from parameters
     run(checked, logdir=where, env=env)
 
 
-def _start_ranks(config: Path, settings: Sequence[str], *, nproc: int, logdir: Path, env: LaunchEnv) -> None:
+def _start_ranks(config: Path, settings: Sequence[str], *, nproc: int, logdir: Path) -> None:
     """Checks once for all, then starts `nproc` ranks that run the same command without --nproc."""
-    if env.launcher is not Launcher.SINGLE and env.world_size > 1:
+    env = _outer_launcher()
+    if env.world_size > 1:
         fact = f"this process is rank {env.rank} of {env.world_size} of {env.launcher} already"
         hint = "leave --nproc out: the launcher starts the ranks"
         raise ConfigError([Finding(code="T113", at=f"--nproc {nproc}", fact=fact, hint=hint)])
@@ -82,3 +83,11 @@ def _start_ranks(config: Path, settings: Sequence[str], *, nproc: int, logdir: P
     from evenspan.train.launch import launch_local
 
     launch_local(["--config", str(config), "--logdir", str(logdir), *settings], nproc=nproc)
+
+
+def _outer_launcher() -> LaunchEnv:
+    """The launcher above --nproc. Half a set of variables is none: a batch script has some of srun's."""
+    try:
+        return launch_env()
+    except TopologyError:
+        return LaunchEnv()

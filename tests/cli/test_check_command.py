@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -122,6 +123,19 @@ def test_nproc_under_a_launcher_is_refused(
     set_launcher(monkeypatch, rank=0, world_size=2)
     assert main(["train", "--config", "run.yaml", "--nproc", "2"]) == 2
     assert "T113" in capsys.readouterr().err
+
+
+def test_nproc_inside_a_batch_script_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    started: list[tuple[list[str], int]] = []
+    launch = ModuleType("evenspan.train.launch")
+    launch.launch_local = lambda arguments, *, nproc: started.append((arguments, nproc))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "evenspan.train.launch", launch)
+    line = ["train", "--config", "run.yaml", "--nproc", "2", "--num_frame_per_block", "4", "training.lr=1e-3"]
+    assert main(line) == 0
+    settings = ["num_frame_per_block=4", "training.lr=1e-3"]
+    assert started == [(["--config", "run.yaml", "--logdir", "runs/run", *settings], 2)]
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False)])
