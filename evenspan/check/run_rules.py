@@ -1,0 +1,87 @@
+"""Rules between settings of the objective, the window and the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evenspan.check.registry import Broken, Run, one_of, rule
+from evenspan.check.shape_rules import around
+
+WINDOW = "model_kwargs.local_attn_size"
+SINK = "model_kwargs.sink_size"
+
+
+@rule("C010", "teacher-forcing-is-causal", reads=("algorithm.teacher_forcing", "algorithm.causal"))
+def teacher_forcing_is_causal(run: Run) -> Iterator[Broken]:
+    """Teacher forcing shows a block the clean past; without causality there is no past."""
+    if run.config.algorithm.teacher_forcing and not run.config.algorithm.causal:
+        fact = "true, but algorithm.causal is false"
+        hint = "write algorithm.causal: true, or algorithm.teacher_forcing: false"
+        yield Broken(at="algorithm.teacher_forcing", fact=fact, hint=hint)
+
+
+@rule("C011", "first-frame-needs-i2v", reads=("algorithm.i2v", "algorithm.independent_first_frame"))
+def first_frame_needs_i2v(run: Run) -> Iterator[Broken]:
+    """A first frame outside the loss must be given by an image; otherwise nothing ever learns to make it."""
+    if run.config.algorithm.independent_first_frame and not run.config.algorithm.i2v:
+        fact = "true, but algorithm.i2v is false"
+        hint = "write algorithm.i2v: true, or algorithm.independent_first_frame: false"
+        yield Broken(at="algorithm.independent_first_frame", fact=fact, hint=hint)
+
+
+@rule("C012", "window-has-a-past", reads=(WINDOW, SINK, "algorithm.causal"))
+def window_has_a_past(run: Run) -> Iterator[Broken]:
+    """A window limits how far back a block sees; sinks are the frames that stay visible before it."""
+    window, sink = run.config.model_kwargs.local_attn_size, run.config.model_kwargs.sink_size
+    if window != -1 and not run.config.algorithm.causal:
+        fact = f"a window of {window} frames, but algorithm.causal is false"
+        yield Broken(at=WINDOW, fact=fact, hint="write -1, or algorithm.causal: true")
+    if sink and window == -1:
+        fact = f"{sink} sink frames, but without a window every past frame is visible already"
+        yield Broken(at=SINK, fact=fact, hint=f"write 0, or set {WINDOW}")
+
+
+@rule(
+    "C013",
+    "augmentation-inside-the-table",
+    reads=("algorithm.noise_augmentation_max_timestep", "algorithm.num_train_timestep"),
+)
+def augmentation_inside_the_table(run: Run) -> Iterator[Broken]:
+    """Noise on the clean copy is drawn from the same table as the training noise."""
+    largest, table = (
+        run.config.algorithm.noise_augmentation_max_timestep,
+        run.config.algorithm.num_train_timestep,
+    )
+    if largest >= table:
+        fact = f"timestep {largest} is outside the table of {table}"
+        at = "algorithm.noise_augmentation_max_timestep"
+        yield Broken(at=at, fact=fact, hint=f"use 0 to {table - 1}; 0 switches it off")
+
+
+@rule("C014", "warm-up-ends", reads=("training.warmup_steps", "training.max_iters"))
+def warm_up_ends(run: Run) -> Iterator[Broken]:
+    """A warm-up longer than the run never reaches the learning rate that was asked for."""
+    warmup, steps = run.config.training.warmup_steps, run.config.training.max_iters
+    if warmup > steps:
+        fact = f"{warmup} warm-up steps, but the run has {steps}"
+        yield Broken(at="training.warmup_steps", fact=fact, hint=f"use 0 to {steps}")
+
+
+@rule(
+    "C015",
+    "shortest-sample",
+    reads=("data.min_latent_frames", "data.allow_padding", "image_or_video_shape", "num_frame_per_block"),
+)
+def shortest_sample(run: Run) -> Iterator[Broken]:
+    """The least length of a sample only matters where short samples are accepted, and is cut in blocks."""
+    least, block = run.config.data.min_latent_frames, run.config.num_frame_per_block
+    at = "data.min_latent_frames"
+    if least and not run.config.data.allow_padding:
+        fact = f"{least}, but data.allow_padding is false, so every sample has all {run.config.frames} frames"
+        yield Broken(at=at, fact=fact, hint="write 0, or data.allow_padding: true")
+    elif least > run.config.frames:
+        fact = f"{least} latent frames is more than the {run.config.frames} of a clip"
+        yield Broken(at=at, fact=fact, hint=f"use at most {run.config.frames}")
+    elif least % block:
+        fact = f"{least} latent frames is not a multiple of num_frame_per_block {block}"
+        yield Broken(at=at, fact=fact, hint=f"use {one_of(around(least, block))}")

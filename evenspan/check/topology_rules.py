@@ -1,0 +1,101 @@
+"""Rules about ranks and mesh axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evenspan.check.registry import Broken, Run, one_of, rule
+from evenspan.errors import TopologyError
+from evenspan.topology.degrees import Degrees, divisors
+
+MESH = ("parallel.mesh.replicate", "parallel.mesh.shard", "parallel.mesh.tensor")
+
+
+def solve(run: Run, *, context: int, world_size: int) -> Degrees:
+    """The degrees of the configuration with another context degree; raises TopologyError."""
+    mesh = run.config.parallel.mesh
+    return Degrees.solve(
+        replicate=mesh.replicate, shard=mesh.shard, context=context, tensor=mesh.tensor, world_size=world_size
+    )
+
+
+@rule("T102", "one-free-axis", reads=MESH)
+def one_free_axis(run: Run) -> Iterator[Broken]:
+    """A degree is a positive number; one axis may be -1 and takes what the others leave."""
+    mesh = run.config.parallel.mesh
+    degrees = {"replicate": mesh.replicate, "shard": mesh.shard, "tensor": mesh.tensor}
+    for axis, degree in degrees.items():
+        if degree == 0:
+            hint = "write a positive number, or -1 on one axis to let the world size decide"
+            yield Broken(at=f"parallel.mesh.{axis}", fact="0 is not a degree", hint=hint)
+    free = [axis for axis, degree in degrees.items() if degree == -1]
+    if len(free) > 1:
+        fact = f"{len(free)} axes are -1: {', '.join(free)}; the world size decides one"
+        hint = " or ".join(f"parallel.mesh.{axis}: 1" for axis in free)
+        yield Broken(at="parallel.mesh", fact=fact, hint=f"write {hint}")
+
+
+@rule("T103", "degrees-fill-the-world", reads=(*MESH, "sequence_parallel_size"))
+def degrees_fill_the_world(run: Run) -> Iterator[Broken]:
+    """Every rank has one place in the mesh: the degrees' product is the world size."""
+    if run.world_size is None or one_free_axis.findings(run):
+        return
+    try:
+        solve(run, context=run.context, world_size=run.world_size)
+    except TopologyError as error:
+        legal = [size for size in divisors(run.world_size) if _fits(run, size, run.world_size)]
+        mesh = run.config.parallel.mesh
+        own = " x ".join(
+            f"{axis} {degree}"
+            for axis, degree in (
+                ("replicate", mesh.replicate),
+                ("shard", mesh.shard),
+                ("sequence_parallel_size", run.context),
+                ("tensor", mesh.tensor),
+            )
+            if degree not in (1, -1) or axis == "sequence_parallel_size"
+        )
+        ranks = "1 rank" if run.world_size == 1 else f"{run.world_size} ranks"
+        contexts = f"; with {ranks} sequence_parallel_size is {one_of(legal)}" if legal else ""
+        yield Broken(
+            at="sequence_parallel_size",
+            fact=f"{own} does not fit a world of {ranks}",
+            hint=f"{error.hint}{contexts}{'; --nproc N starts N' if run.world_size == 1 else ''}",
+        )
+
+
+def _fits(run: Run, context: int, world_size: int) -> bool:
+    try:
+        solve(run, context=context, world_size=world_size)
+    except TopologyError:
+        return False
+    return run.model is None or run.model.num_attention_heads % context == 0
+
+
+@rule("T105", "no-tensor-axis-yet", reads=("parallel.mesh.tensor",))
+def no_tensor_axis_yet(run: Run) -> Iterator[Broken]:
+    """This version has no tensor plans, so ranks on the tensor axis would all do the same work."""
+    tensor = run.config.parallel.mesh.tensor
+    if tensor not in (0, 1):
+        fact = f"tensor degree {tensor}: the tensor axis is not available in this version"
+        hint = "write parallel.mesh.tensor: 1; to split a long sequence use sequence_parallel_size"
+        yield Broken(at="parallel.mesh.tensor", fact=fact, hint=hint)
+
+
+@rule(
+    "T106",
+    "tensor-sequence-parallel-needs-tensor",
+    reads=(*MESH, "parallel.backend_kwargs.sequence_parallel"),
+)
+def tensor_sequence_parallel_needs_tensor(run: Run) -> Iterator[Broken]:
+    """Tensor-mesh sequence parallelism splits what tensor parallelism leaves whole, on a sharded model."""
+    mesh = run.config.parallel.mesh
+    if not run.config.parallel.backend_kwargs.sequence_parallel:
+        return
+    if mesh.tensor == 1 or mesh.shard == 1:
+        yield Broken(
+            at="parallel.backend_kwargs.sequence_parallel",
+            fact=f"true needs parallel.mesh.tensor and parallel.mesh.shard above 1, "
+            f"but tensor is {mesh.tensor} and shard is {mesh.shard}",
+            hint="write false; a sequence split over ranks outside attention is sequence_parallel_size",
+        )

@@ -1,0 +1,45 @@
+"""From a single-device model to this rank's part of it: the only place that changes a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from evenspan.parallel.checkpointing import CheckpointingMode, apply_activation_checkpointing
+from evenspan.parallel.context import apply_context
+from evenspan.parallel.fsdp import Precision, shard_model
+from evenspan.topology.degrees import Axis
+from evenspan.topology.mesh import Topology
+
+
+def parallelize(
+    model: nn.Module,
+    topology: Topology,
+    *,
+    blocks: nn.ModuleList,
+    heads: int,
+    activation_checkpointing: CheckpointingMode = "none",
+    mixed_precision: Precision = "fp32",
+    reshard_after_forward: bool = True,
+    cpu_offload: bool = False,
+    fp32_modules: Iterable[nn.Module] = (),
+) -> None:
+    """Makes `model` this rank's part of a run, in place: context, then checkpointing, then FSDP2.
+
+    `blocks` are the model's transformer blocks, each with `attn1.core`; `heads` its query heads. The order
+    matters: the exchange must lie inside what is checkpointed, and FSDP2 must gather parameters around a
+    recomputation, not inside it. State-dict keys do not change. Raises X101, M401, T301.
+    """
+    self_attentions = [block.get_submodule("attn1") for block in blocks]
+    apply_context(self_attentions, group=topology.group(Axis.CONTEXT), heads=heads)
+    apply_activation_checkpointing(blocks, mode=activation_checkpointing)
+    shard_model(
+        model,
+        topology,
+        blocks=blocks,
+        mixed_precision=mixed_precision,
+        reshard_after_forward=reshard_after_forward,
+        cpu_offload=cpu_offload,
+        fp32_modules=fp32_modules,
+    )

@@ -1,0 +1,107 @@
+"""Which latent frames each context rank holds: arithmetic only, no process group, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenspan.errors import ShapeError
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class FrameRange:
+    """Global latent frames start..stop-1."""
+
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """Frames in the range; 0 when it is empty."""
+        return max(0, self.stop - self.start)
+
+    def intersect(self, other: FrameRange) -> FrameRange:
+        """The frames in both; an empty range keeps its start inside `self`."""
+        start = min(max(self.start, other.start), self.stop)
+        return FrameRange(start, max(start, min(self.stop, other.stop)))
+
+    def shifted(self, frames: int) -> FrameRange:
+        """The range moved by `frames`."""
+        return FrameRange(self.start + frames, self.stop + frames)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameLayout:
+    """Equal contiguous shares of latent frames over `context` ranks.
+
+    Without padding the frames must be a multiple of context x frame_per_block (S201). With padding any
+    number is legal: it is filled up to a multiple of `context`, and blocks may straddle ranks.
+    """
+
+    frames: int
+    """Real latent frames of the sample."""
+    frame_per_block: int
+    """Frames denoised together (`num_frame_per_block`)."""
+    context: int
+    """Ranks that share the sample."""
+    padding: bool = False
+    """Whether to fill up with frames that carry no loss and are attended by nobody."""
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "frames": self.frames,
+            "num_frame_per_block": self.frame_per_block,
+            "sequence_parallel_size": self.context,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ShapeError(
+                    "S202", f"{name} = {size} is not positive", hint=f"write {name} of 1 or more"
+                )
+        multiple = self.context * self.frame_per_block
+        if not self.padding and self.frames % multiple:
+            raise _not_a_multiple(self, multiple)
+
+    @property
+    def padded_frames(self) -> int:
+        """Frames over all ranks, padding included."""
+        return self.frames_local * self.context
+
+    @property
+    def frames_local(self) -> int:
+        """Frames one rank holds, padding included; equal on all ranks."""
+        return -(-self.frames // self.context)
+
+    def share(self, context_rank: int) -> FrameRange:
+        """The global frames of one rank; may reach past `frames` when padded."""
+        assert 0 <= context_rank < self.context, (context_rank, self.context)
+        start = context_rank * self.frames_local
+        return FrameRange(start, start + self.frames_local)
+
+    @property
+    def shares(self) -> tuple[FrameRange, ...]:
+        """The share of every rank, in rank order."""
+        return tuple(self.share(rank) for rank in range(self.context))
+
+    def valid(self, context_rank: int) -> FrameRange:
+        """The real frames among one rank's share; empty when it holds padding only."""
+        return self.share(context_rank).intersect(FrameRange(0, self.frames))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of real frames; the last may be short when padded."""
+        return -(-self.frames // self.frame_per_block)
+
+    def block_of(self, frame: int) -> int:
+        """The block a global frame belongs to."""
+        return frame // self.frame_per_block
+
+
+def _not_a_multiple(layout: FrameLayout, multiple: int) -> ShapeError:
+    below, above = layout.frames // multiple * multiple, -(-layout.frames // multiple) * multiple
+    sizes = [str(size) for size in (below, above) if size > 0]
+    return ShapeError(
+        "S201",
+        f"{layout.frames} latent frames are not a multiple of sequence_parallel_size {layout.context} x "
+        f"num_frame_per_block {layout.frame_per_block} = {multiple}",
+        hint=f"use {' or '.join(sizes)} frames, or parallel.padding: auto",
+    )

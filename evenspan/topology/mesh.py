@@ -1,0 +1,125 @@
+"""The process groups of a run: one device mesh, and the groups and meshes the other layers ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from evenspan.config.environment import LaunchEnv, Launcher
+from evenspan.errors import TopologyError
+from evenspan.topology.degrees import Axis, Degrees, RankCoordinates
+
+DEFAULT_TIMEOUT = timedelta(minutes=10)
+"""How long a collective waits for the other ranks before the run is declared dead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """Where this rank stands and the groups it belongs to. Without a process group every group is None."""
+
+    degrees: Degrees
+    mesh: DeviceMesh | None
+    """Axes replicate, shard, context, tensor; None for a single process without a process group."""
+    device: torch.device
+    fsdp_mesh: DeviceMesh | None
+    """What parameters are sharded over: flatten(shard, context), inside replicate when that is above 1."""
+    loss_group: dist.ProcessGroup | None
+    """All ranks whose losses and counts are summed: replicate, shard and context."""
+    dp_group: dist.ProcessGroup | None
+    """The ranks that read different samples and stand at the same context and tensor place."""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return 0 if self.mesh is None else dist.get_rank()
+
+    @property
+    def coordinates(self) -> RankCoordinates:
+        """This rank's place on every axis."""
+        return self.degrees.coordinates(self.rank)
+
+    def group(self, axis: Axis) -> dist.ProcessGroup | None:
+        """This rank's group along `axis`; None at degree 1, where nothing needs to travel."""
+        if self.mesh is None or self.degrees.by_axis()[axis] == 1:
+            return None
+        return self.mesh.get_group(axis.value)
+
+
+def build_topology(degrees: Degrees, *, device: torch.device) -> Topology:
+    """The mesh and groups of this run; call on every rank after `init_distributed`.
+
+    A single process may do without a process group. Raises T103 when the degrees do not fill the world.
+    """
+    initialized = dist.is_initialized()
+    world_size = dist.get_world_size() if initialized else 1
+    if degrees.world_size != world_size:
+        raise TopologyError(
+            "T103",
+            f"the degrees need {degrees.world_size} ranks, but the world has {world_size}",
+            hint=f"start {degrees.world_size} ranks, or change parallel.mesh",
+        )
+    if not initialized:
+        return Topology(
+            degrees=degrees, mesh=None, device=device, fsdp_mesh=None, loss_group=None, dp_group=None
+        )
+    world = init_device_mesh(device.type, (world_size,), mesh_dim_names=("world",))
+    sizes = {axis.value: degree for axis, degree in degrees.by_axis().items()}
+    # Views of one root mesh, so that tensors sharded over several of them can be combined. Each view makes
+    # its groups on all ranks, in this order.
+    mesh = _view(world, sizes)
+    sharded = _view(
+        world,
+        {"replicate": degrees.replicate, "fsdp": degrees.shard * degrees.context, "tensor": degrees.tensor},
+    )
+    inner = {"context": degrees.context, "tensor": degrees.tensor}
+    data = _view(world, {"dp": degrees.dp, **inner})
+    loss = _view(world, {"loss": degrees.dp * degrees.context, "tensor": degrees.tensor})
+    return Topology(
+        degrees=degrees,
+        mesh=mesh,
+        device=device,
+        fsdp_mesh=sharded["replicate", "fsdp"] if degrees.replicate > 1 else sharded["fsdp"],
+        loss_group=_group_of(loss["loss"]),
+        dp_group=_group_of(data["dp"]),
+    )
+
+
+def _view(world: DeviceMesh, sizes: dict[str, int]) -> DeviceMesh:
+    """The same ranks as a mesh of named dims, outer to inner."""
+    return world._unflatten(0, tuple(sizes.values()), tuple(sizes))
+
+
+def init_distributed(
+    env: LaunchEnv, *, backend: str | None = None, timeout: timedelta = DEFAULT_TIMEOUT
+) -> torch.device:
+    """Joins the run's process group and gives this rank's device. Call once per process.
+
+    `backend` defaults to NCCL (and gloo for CPU tensors) where CUDA is there, gloo elsewhere. A single
+    process gets a group of one without opening a port. Raises T114 when the machine has fewer GPUs than
+    local ranks.
+    """
+    cuda = torch.cuda.is_available() and backend != "gloo"
+    if cuda and env.local_rank >= torch.cuda.device_count():
+        raise TopologyError(
+            "T114",
+            f"local rank {env.local_rank} has no GPU: this machine shows {torch.cuda.device_count()}",
+            hint="start at most one rank per GPU, or ask for the gloo backend",
+        )
+    device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    backend = backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    if env.launcher is Launcher.SINGLE:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return device
+    env.export()
+    dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    return device
+
+
+def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    return mesh.get_group() if mesh.size() > 1 else None

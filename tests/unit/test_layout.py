@@ -1,0 +1,47 @@
+import pytest
+
+from evenspan.errors import ShapeError
+from evenspan.topology.layout import FrameLayout, FrameRange
+
+
+def test_shipped_shape_splits_evenly():
+    layout = FrameLayout(frames=96, frame_per_block=8, context=4)
+    assert layout.shares == (FrameRange(0, 24), FrameRange(24, 48), FrameRange(48, 72), FrameRange(72, 96))
+    assert (layout.padded_frames, layout.frames_local, layout.blocks) == (96, 24, 12)
+    assert [layout.block_of(frame) for frame in (0, 7, 8, 95)] == [0, 0, 1, 11]
+
+
+def test_padding_fills_up_to_the_ranks_only():
+    layout = FrameLayout(frames=81, frame_per_block=8, context=4, padding=True)
+    assert (layout.padded_frames, layout.frames_local, layout.blocks) == (84, 21, 11)
+    assert [layout.valid(rank).count for rank in range(4)] == [21, 21, 21, 18]
+    assert layout.share(3) == FrameRange(63, 84)
+
+
+def test_a_rank_may_hold_padding_only():
+    layout = FrameLayout(frames=5, frame_per_block=2, context=4, padding=True)
+    assert [layout.valid(rank).count for rank in range(4)] == [2, 2, 1, 0]
+    assert layout.valid(3) == FrameRange(6, 6)
+
+
+def test_frames_that_do_not_divide_are_named_with_the_nearest_legal_ones():
+    with pytest.raises(ShapeError, match=r"81 latent frames .* 4 x num_frame_per_block 8 = 32") as raised:
+        FrameLayout(frames=81, frame_per_block=8, context=4)
+    assert raised.value.code == "S201"
+    assert "64 or 96" in raised.value.hint
+    with pytest.raises(ShapeError) as raised:
+        FrameLayout(frames=4, frame_per_block=8, context=4)
+    assert "use 32 frames" in raised.value.hint
+
+
+@pytest.mark.parametrize("field", ["frames", "frame_per_block", "context"])
+def test_sizes_below_one_are_refused(field):
+    with pytest.raises(ShapeError) as raised:
+        FrameLayout(**{"frames": 8, "frame_per_block": 2, "context": 2, field: 0})
+    assert raised.value.code == "S202"
+
+
+def test_frame_ranges():
+    assert FrameRange(2, 6).intersect(FrameRange(4, 9)) == FrameRange(4, 6)
+    assert FrameRange(2, 6).intersect(FrameRange(8, 9)).count == 0
+    assert FrameRange(2, 6).shifted(3) == FrameRange(5, 9)
