@@ -12,10 +12,12 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def wide_linear(x: Tensor, linear: nn.Linear) -> Tensor:
-    """`linear(x)` computed in at least fp32 even where mixed precision narrowed the parameters."""
-    weight, bias = at_least_fp32(linear.weight), at_least_fp32(linear.bias)
-    return functional.linear(x.to(weight.dtype), weight, bias)
+class WideLinear(nn.Linear):
+    """A linear layer computed in at least fp32 even where mixed precision narrowed its parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = at_least_fp32(self.weight), at_least_fp32(self.bias)
+        return functional.linear(x.to(weight.dtype), weight, bias)
 
 
 class WideLayerNorm(nn.LayerNorm):

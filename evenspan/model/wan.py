@@ -49,6 +49,10 @@ class CausalWan(nn.Module):
         self.proj_out = nn.Linear(width, config.out_channels * math.prod(config.patch_size))
         self.scale_shift_table = nn.Parameter(torch.randn(1, 2, width) / math.sqrt(width))
 
+    def fp32_modules(self) -> tuple[nn.Module, ...]:
+        """The modules whose parameters mixed precision should leave in fp32, as upstream does."""
+        return self.condition_embedder.time_embedder, self.condition_embedder.time_proj
+
     def forward(
         self,
         noisy_BFCHW: Tensor,

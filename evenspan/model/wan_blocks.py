@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from evenspan.attention.core import AttentionCore
 from evenspan.attention.spans import SpanTable
-from evenspan.model.numerics import WideLayerNorm, WideRMSNorm, at_least_fp32, wide_linear
+from evenspan.model.numerics import WideLayerNorm, WideLinear, WideRMSNorm, at_least_fp32
 from evenspan.model.rope import apply_rope
 from evenspan.model.wan_config import WanConfig
 
@@ -199,11 +199,12 @@ class TimeEmbedder(nn.Module):
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(config.freq_dim, config.width)
-        self.linear_2 = nn.Linear(config.width, config.width)
+        self.linear_1 = WideLinear(config.freq_dim, config.width)
+        self.linear_2 = WideLinear(config.width, config.width)
 
     def forward(self, sinusoid: Tensor) -> Tensor:
-        return wide_linear(functional.silu(wide_linear(sinusoid, self.linear_1)), self.linear_2)
+        out: Tensor = self.linear_2(functional.silu(self.linear_1(sinusoid)))
+        return out
 
 
 class TextEmbedder(nn.Module):
@@ -227,13 +228,13 @@ class ConditionEmbedder(nn.Module):
         super().__init__()
         self.freq_dim = config.freq_dim
         self.time_embedder = TimeEmbedder(config)
-        self.time_proj = nn.Linear(config.width, 6 * config.width)
+        self.time_proj = WideLinear(config.width, 6 * config.width)
         self.text_embedder = TextEmbedder(config)
 
     def forward(self, timesteps_BF: Tensor, text_BNLE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """e [B, F, E] and e0 [B, F, 6, E] in at least fp32, and text [B, N, L, E]."""
         e_BFE = self.time_embedder(sinusoid(timesteps_BF, width=self.freq_dim))
-        e0_BF6E = wide_linear(functional.silu(e_BFE), self.time_proj).unflatten(-1, (6, -1))
+        e0_BF6E = self.time_proj(functional.silu(e_BFE)).unflatten(-1, (6, -1))
         return e_BFE, e0_BF6E, self.text_embedder(text_BNLE)
 
 

@@ -9,6 +9,17 @@ from dataclasses import dataclass
 from evenspan.errors import ModelError, nearest
 
 _HEIGHT_WIDTH_SHARE = 6  # each spatial axis turns 2 * (head_dim // 6) features, time the rest
+_COUNTS = (
+    "num_attention_heads",
+    "attention_head_dim",
+    "in_channels",
+    "out_channels",
+    "text_dim",
+    "freq_dim",
+    "ffn_dim",
+    "num_layers",
+    "rope_max_seq_len",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,22 +53,20 @@ class WanConfig:
     """Must be None, for the same reason."""
 
     def __post_init__(self) -> None:
-        if len(self.patch_size) != 3 or self.patch_size[0] != 1 or min(self.patch_size) < 1:
-            raise _bad("patch_size", list(self.patch_size), "[1, rows, columns], each at least 1")
-        for name in (
-            "num_attention_heads",
-            "in_channels",
-            "out_channels",
-            "text_dim",
-            "ffn_dim",
-            "num_layers",
-        ):
-            if getattr(self, name) < 1:
+        patch: object = self.patch_size
+        if not isinstance(patch, tuple) or [_is_count(size) for size in patch] != [True] * 3 or patch[0] != 1:
+            raise _bad("patch_size", patch, "[1, rows, columns], each at least 1")
+        for name in _COUNTS:
+            if not _is_count(getattr(self, name)):
                 raise _bad(name, getattr(self, name), "a whole number of at least 1")
         if self.attention_head_dim % 2 or self.attention_head_dim < 6:
             raise _bad("attention_head_dim", self.attention_head_dim, "an even number of at least 6")
-        if self.freq_dim % 2 or self.freq_dim < 2:
+        if self.freq_dim % 2:
             raise _bad("freq_dim", self.freq_dim, "an even number of at least 2")
+        if not isinstance(self.eps, float) or self.eps <= 0:
+            raise _bad("eps", self.eps, "a number above 0")
+        if not isinstance(self.cross_attn_norm, bool):
+            raise _bad("cross_attn_norm", self.cross_attn_norm, "true or false")
         if self.qk_norm != "rms_norm_across_heads":
             raise _bad("qk_norm", self.qk_norm, "'rms_norm_across_heads', the one Wan uses")
         for name in ("image_dim", "added_kv_proj_dim", "pos_embed_seq_len"):
@@ -97,6 +106,10 @@ class WanConfig:
         if isinstance(patch, list):
             values["patch_size"] = tuple(patch)
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _bad(name: str, value: object, allowed: str) -> ModelError:

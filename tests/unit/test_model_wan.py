@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -280,17 +283,29 @@ def test_input_errors(model: CausalWan) -> None:
         model(_latents(1), _times(FRAMES), text, **{**good, "positions_BF": _positions(start=1021)})
 
 
+def test_presets_are_read_without_torch() -> None:
+    code = "import sys, evenspan.model.presets; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
 def test_config_errors() -> None:
     with pytest.raises(ModelError, match=r"M101 .*'Wan2.2-TI2V-5b'; nearest: Wan2.2-TI2V-5B"):
         model_preset("Wan2.2-TI2V-5b")
     with pytest.raises(ModelError, match=r"M103 .*num_layer \(nearest: num_layers"):
         NANO.with_overrides({"num_layer": 3})
-    for field, value in [
+    wrong = [
         ("patch_size", (2, 2, 2)),
+        ("patch_size", 2),
         ("attention_head_dim", 7),
         ("qk_norm", None),
         ("image_dim", 8),
-    ]:
+        ("num_layers", 0),
+        ("num_layers", "two"),
+        ("num_layers", True),
+        ("eps", 0.0),
+        ("cross_attn_norm", "yes"),
+    ]
+    for field, value in wrong:
         with pytest.raises(ModelError, match=f"M102 model field {field}"):
             NANO.with_overrides({field: value})
     assert NANO.with_overrides({"patch_size": [1, 1, 1]}).patch_size == (1, 1, 1)
