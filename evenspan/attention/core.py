@@ -1,11 +1,14 @@
 """The core of an attention layer, softmax(q k^T) v, as a parameter-free child module.
 
-A model calls `self.core(q, k, v, table)`; context parallelism replaces that child, so state-dict keys never change.
+A model calls `self.core(q, k, v, table)`; context parallelism replaces that child, so state-dict keys never
+change.
 
 Legend: B batch, T queries, S keys, H query heads, K key/value heads, D head dim.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,7 @@ class AttentionCore(nn.Module):
     """Computes [B, T, H, D] from q [B, T, H, D], k and v [B, S, K, D] and a table of T queries x S keys."""
 
     def forward(self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, table: SpanTable) -> Tensor:
-        """The attention output in q's dtype; a query that sees no key gets exactly 0 and passes no gradient."""
+        """The output in q's dtype; a query that sees no key gets exactly 0 and passes no gradient."""
         raise NotImplementedError
 
 
@@ -103,8 +106,12 @@ def attention_core(kind: str) -> AttentionCore:
 def attention_ops() -> frozenset[torch._ops.OpOverload]:
     """The operators whose outputs a checkpoint policy saves so that no core is computed a second time.
 
-    Of the segment executor that is one operator; of the CUDA executors, the kernels they call where this torch
-    exposes them as operators.
+    Of the segment executor that is one operator, of the varlen executor torch's kernel where this torch has
+    it. Compiled FlexAttention exposes none: under full checkpointing it is computed again.
     """
     ops = {attend._opoverload}
-    return frozenset(ops)
+    try:
+        import_module("torch.nn.attention.varlen")  # registers its operators
+    except ImportError:
+        return frozenset(ops)
+    return frozenset({*ops, torch.ops.torch_attn._varlen_attn.default})

@@ -25,7 +25,7 @@ def dense_mask(table: SpanTable, *, device: torch.device | str = "cpu") -> Tenso
 def attend_dense(
     q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, table: SpanTable, *, scale: float | None = None
 ) -> Tensor:
-    """softmax(scale q k^T + mask) v as [B, T, H, D], holding the whole matrix; rows without keys are exactly 0."""
+    """softmax(scale q k^T + mask) v as [B, T, H, D], holding the whole matrix; rows without keys are 0."""
     mask = dense_mask(table, device=q_BTHD.device)
     groups = q_BTHD.shape[2] // k_BSKD.shape[2]
     k, v = (x.repeat_interleave(groups, dim=2) for x in (k_BSKD, v_BSKD))

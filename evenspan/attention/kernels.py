@@ -1,4 +1,4 @@
-"""Dense attention of one call with its log-sum-exp, forward and backward: torch's fused CPU kernel, or plain math.
+"""Dense attention of one call with its log-sum-exp, forward and backward: torch's fused CPU kernel or math.
 
 Legend: B batch, H query heads, K key/value heads, T tokens, D head dim; tensors of a call are [B, H, T, D].
 """
@@ -45,19 +45,20 @@ def forward_with_lse(
 
 def backward_with_lse(
     dout_BHTD: Tensor,
+    *,
     q_BHTD: Tensor,
     k_BKTD: Tensor,
     v_BKTD: Tensor,
     out_BHTD: Tensor,
     lse_BHT: Tensor,
-    *,
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This call's part of dq, dk, dv, from the FINAL output and log-sum-exp over all calls.
 
-    With P = exp(S - lse) the probabilities are those of the whole row, so dS = P * (dout v^T - rowsum(dout * out))
-    holds per rectangle and the parts add up (FlashAttention-2, arXiv 2307.08691, algorithm 2).
+    With P = exp(S - lse) the probabilities are those of the whole row, so dS = P * (dout v^T -
+    rowsum(dout * out)) holds per rectangle and the parts add up (FlashAttention-2, arXiv 2307.08691,
+    algorithm 2).
     """
     ops = fused_ops()
     if ops is not None and uses_fused(q_BHTD, v_BKTD):

@@ -1,6 +1,6 @@
 """Attention patterns as span tables, in frames or in tokens, whatever the caller counts in.
 
-Frame patterns become token patterns by `SpanTable.scaled(tokens_per_frame)`. This module does not import torch.
+Frame patterns become token patterns by `SpanTable.scaled(tokens_per_frame)`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def full(q_tokens: int, k_tokens: int | None = None) -> SpanTable:
 
 
 def causal(tokens: int, *, window: int | None = None, sink: int = 0) -> SpanTable:
-    """Query i sees keys j <= i with `i - j < window` (itself included), and of the others the first `sink` keys.
+    """Query i sees keys j <= i with `i - j < window` (itself included), and of the others the first `sink`.
 
-    Without a window it is one causal span. With one, every row is a span or two, since its left edge moves by one
-    key per query.
+    Without a window it is one causal span. With one, every row is a span or two, since its left edge moves
+    by one key per query.
     """
     _require_counts(tokens=tokens, sink=sink)
     _require_window(window)
@@ -63,10 +63,10 @@ def block_causal(
     """Frames see the blocks up to their own: block = frame // frame_per_block.
 
     window: a query of block b sees, before its block, only the last `window` frames (those at or after
-    `b * frame_per_block - window`); its own block is always visible. sink: the first `sink` frames stay visible
-    to every later block. shares: the contiguous global frame ranges of the ranks, in order (the order of tokens
-    after the exchange is that of the frames, so they are only checked). valid_frames: frames at or after it are
-    padding, which attends to nothing and is attended by nothing.
+    `b * frame_per_block - window`); its own block is always visible. sink: the first `sink` frames stay
+    visible to every later block. shares: the contiguous global frame ranges of the ranks, in order (the
+    order of tokens after the exchange is that of the frames, so they are only checked). valid_frames:
+    frames at or after it are padding, which attends to nothing and is attended by nothing.
     """
     _require_counts(frames=frames, sink=sink)
     _require_window(window)
@@ -90,21 +90,21 @@ def teacher_forcing(
     window: int | None = None,
     sink: int = 0,
 ) -> SpanTable:
-    """Clean context and noisy targets of one clip, natural layout: every rank holds [clean share | noisy share].
+    """Clean context and noisy targets of one clip, natural layout: ranks hold [clean share | noisy share].
 
     shares: the contiguous ranges [start, stop) of global frames of the ranks, in order; together they are all
-    (padded) frames 0 .. F. The table has 2F units in the order c_0 n_0 c_1 n_1 ... Block borders may lie inside a
-    share or straddle ranks. With block = frame // frame_per_block:
+    (padded) frames 0 .. F. The table has 2F units in the order c_0 n_0 c_1 n_1 ... Block borders may lie
+    inside a share or straddle ranks. With block = frame // frame_per_block:
 
     - a clean query sees the clean frames of its own block and of all earlier ones;
-    - a noisy query sees the clean frames of all earlier blocks and the noisy frames of its own block (the whole
-      block, also the part on another rank), nothing else.
+    - a noisy query sees the clean frames of all earlier blocks and the noisy frames of its own block (the
+      whole block, also the part on another rank), nothing else.
 
-    window: limits the earlier blocks to the last `window` frames before the start of the query's block: the frame
-    f of an earlier block is visible iff `f >= block * frame_per_block - window` or f < sink. The own block (clean
-    for clean queries, noisy for noisy ones) is always visible and does not count towards the window, so the clean
-    and the noisy copy of a block see the same context. valid_frames: frames at or after it are padding: they attend
-    to nothing and nothing attends to them.
+    window: limits the earlier blocks to the last `window` frames before the start of the query's block: the
+    frame f of an earlier block is visible iff `f >= block * frame_per_block - window` or f < sink. The own
+    block (clean for clean queries, noisy for noisy ones) is always visible and does not count towards the
+    window, so the clean and the noisy copy of a block see the same context. valid_frames: frames at or
+    after it are padding: they attend to nothing and nothing attends to them.
 
     Raises AttentionError A103 when the shares are no contiguous partition, or a size is out of range.
     """
@@ -166,7 +166,7 @@ def _require_partition(shares: Sequence[tuple[int, int]], frames: int | None) ->
             raise AttentionError(
                 "A103",
                 f"share ({start}, {stop}) does not continue the shares before it, which end at frame {end}",
-                hint="give every rank's [start, stop) in rank order, each starting where the last one stopped",
+                hint="give every rank's [start, stop) in rank order, each starting where the last stopped",
             )
         end = stop
     if frames is not None and end != frames:

@@ -1,15 +1,16 @@
 """How a span table is executed: few dense calls, each on one set of queries and one set of keys.
 
-Pure Python, cached by table. The cost of a flash kernel is that of its dense rectangle, plus a part that falls with
-the number of queries per call; so queries that read the same keys share one call (the clean block b-1 and the noisy
-block b read the same clean prefix).
+Pure Python, cached by table. The cost of a flash kernel is that of its dense rectangle, plus a part that
+falls with the number of queries per call; so queries that read the same keys share one call (the clean
+block b-1 and the noisy block b read the same clean prefix).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from evenspan.attention.spans import Span, SpanTable, TokenRange, merge_ranges
 
@@ -26,17 +27,29 @@ class Call:
     queries: Ranges
     keys: Ranges
     causal: bool = False
+    fresh_queries: tuple[bool, ...] = ()
+    """For every range of queries: no earlier call touched any of it, so its result is stored, not merged."""
+    fresh_keys: tuple[bool, ...] = ()
+    """The same for every range of keys."""
 
 
 @lru_cache(maxsize=256)
 def schedule(table: SpanTable) -> tuple[Call, ...]:
     """Calls that cover every visible pair of `table` exactly once; a query may be in several calls."""
-    full, squares = _split_causal(table.spans)
-    return (*_full_calls(query_classes(full)), *squares)
+    full, squares = split_causal(table.spans)
+    calls = (*_full_calls(query_classes(full)), *squares)
+    queries = _fresh([call.queries for call in calls])
+    keys = _fresh([call.keys for call in calls])
+    return tuple(
+        replace(call, fresh_queries=q, fresh_keys=k) for call, q, k in zip(calls, queries, keys, strict=True)
+    )
 
 
-def query_classes(spans: tuple[Span, ...]) -> dict[Ranges, Ranges]:
-    """Full spans as disjoint sets of queries: which keys -> the queries that see exactly these keys."""
+def query_classes(spans: tuple[Span, ...], *, merge: bool = True) -> dict[Ranges, Ranges]:
+    """Full spans as disjoint sets of queries: which keys -> the queries that see exactly these keys.
+
+    merge: join neighbouring stretches of queries; without it every edge of a span stays an edge.
+    """
     edges = sorted({edge for s in spans for edge in (s.q_start, s.q_stop)})
     index = {edge: i for i, edge in enumerate(edges)}
     keys_of_piece: dict[int, list[TokenRange]] = defaultdict(list)
@@ -46,14 +59,14 @@ def query_classes(spans: tuple[Span, ...]) -> dict[Ranges, Ranges]:
     queries_of: dict[Ranges, list[TokenRange]] = defaultdict(list)
     for piece in sorted(keys_of_piece):
         queries_of[merge_ranges(keys_of_piece[piece])].append(TokenRange(edges[piece], edges[piece + 1]))
-    return {keys: merge_ranges(queries) for keys, queries in queries_of.items()}
+    return {keys: merge_ranges(q) if merge else tuple(q) for keys, q in queries_of.items()}
 
 
-def _split_causal(spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], tuple[Call, ...]]:
+def split_causal(spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], tuple[Call, ...]]:
     """The full part of every span, and the causal squares that remain.
 
-    Kernels align a causal mask at the top left; a span is aligned at the bottom right. Cut into a full rectangle
-    and a square the two agree.
+    Kernels align a causal mask at the top left; a span is aligned at the bottom right. Cut into a full
+    rectangle and a square the two agree.
     """
     full = [s for s in spans if not s.causal]
     squares = []
@@ -89,12 +102,22 @@ def _full_calls(classes: dict[Ranges, Ranges]) -> tuple[Call, ...]:
     return tuple(calls)
 
 
+def _fresh(calls: list[Ranges]) -> list[tuple[bool, ...]]:
+    """For every range of every call whether it is disjoint from all ranges of earlier calls."""
+    touched: Ranges = ()
+    fresh = []
+    for ranges in calls:
+        fresh.append(tuple(not _cut((r,), touched)[0] for r in ranges))
+        touched = merge_ranges([*touched, *ranges])
+    return fresh
+
+
 def _shared(key_sets: list[Ranges]) -> Ranges:
     """The keys that lie in two or more of the sets."""
     events = sorted(event for keys in key_sets for a, b in keys for event in ((a, 1), (b, -1)))
     shared = []
     depth = 0
-    for (at, step), (following, _) in zip(events, events[1:], strict=False):
+    for (at, step), (following, _) in pairwise(events):
         depth += step
         if depth >= 2:
             shared.append(TokenRange(at, following))

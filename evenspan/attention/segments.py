@@ -1,7 +1,8 @@
 """The exact executor: dense attention calls on parts of the table, merged by log-sum-exp.
 
 Runs anywhere; on the CPU the calls are torch's fused kernel, so nothing of size queries x keys is ever held.
-The whole core is one operator, `evenspan::attend`, whose two outputs are all that a checkpoint policy has to save.
+The whole core is one operator, `evenspan::attend`, whose two outputs are all that a checkpoint policy has
+to save.
 
 Legend: B batch, T queries, S keys, H query heads, K key/value heads (K divides H), D head dim.
 """
@@ -25,13 +26,13 @@ def attend_segments(
 ) -> Tensor:
     """softmax(scale q k^T, over the keys that `table` shows) v, exact, as [B, T, H, D] in q's dtype.
 
-    A query that sees no key gets exactly 0 and passes no gradient. fp64 is computed in fp64, everything else merges
-    and accumulates in fp32. Any strides; inputs are never written. scale defaults to D ** -0.5.
+    A query that sees no key gets exactly 0 and passes no gradient. fp64 is computed in fp64, everything
+    else merges and accumulates in fp32. Any strides; inputs are never written. scale defaults to D ** -0.5.
     Raises AttentionError A201 when shapes do not fit each other or the table.
     """
     check_shapes(q_BTHD, k_BSKD, v_BSKD, table)
-    used_scale = q_BTHD.shape[-1] ** -0.5 if scale is None else scale
-    out, _ = attend(q_BTHD, k_BSKD, v_BSKD, *_encode(table), used_scale)
+    used_scale = 1 / math.sqrt(q_BTHD.shape[-1]) if scale is None else scale
+    out, _ = attend(q_BTHD, k_BSKD, v_BSKD, *encode(table), used_scale)
     return out
 
 
@@ -47,8 +48,8 @@ def check_shapes(q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, table: SpanTabl
         "A201",
         f"q {_kind(q_BTHD)}, k {_kind(k_BSKD)}, v {_kind(v_BSKD)} do not fit each other or a table of "
         f"{table.q_tokens} queries x {table.k_tokens} keys",
-        hint="pass q [batch, queries, heads, dim] and k, v [batch, keys, kv heads, dim] of one dtype and device, "
-        "kv heads dividing heads, and the table of the same tokens",
+        hint="pass q [batch, queries, heads, dim] and k, v [batch, keys, kv heads, dim] of one dtype and "
+        "device, kv heads dividing heads, and the table of the same tokens",
     )
 
 
@@ -57,7 +58,7 @@ def _kind(x: Tensor) -> str:
 
 
 @lru_cache(maxsize=256)
-def _encode(table: SpanTable) -> tuple[list[int], int, int]:
+def encode(table: SpanTable) -> tuple[list[int], int, int]:
     """The table as plain integers: the only form an operator's schema can carry."""
     spans = [n for s in table.spans for n in (s.q_start, s.q_stop, s.k_start, s.k_stop, int(s.causal))]
     return spans, table.q_tokens, table.k_tokens
@@ -75,7 +76,7 @@ def _decoded(spans: tuple[int, ...], q_tokens: int, k_tokens: int) -> tuple[Call
 
 
 @torch.library.custom_op("evenspan::attend", mutates_args=())
-def attend(
+def attend(  # noqa: PLR0917 (an operator's schema is positional)
     q_BTHD: Tensor,
     k_BSKD: Tensor,
     v_BSKD: Tensor,
@@ -96,18 +97,18 @@ def attend(
             causal=call.causal,
             scale=scale,
         )
-        _merge(out, lse, part.transpose(1, 2), part_lse.transpose(1, 2), call.queries)
+        _merge(out, lse, part.transpose(1, 2), part_lse.transpose(1, 2), call)
     return out.to(q_BTHD.dtype), lse
 
 
 @attend.register_fake
-def _(q_BTHD, k_BSKD, v_BSKD, spans, q_tokens, k_tokens, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _(q_BTHD, k_BSKD, v_BSKD, *others):  # type: ignore[no-untyped-def]  # noqa: ARG001
     out = q_BTHD.new_empty((*q_BTHD.shape[:3], v_BSKD.shape[3]))
     return out, q_BTHD.new_empty(q_BTHD.shape[:3], dtype=accumulation_dtype(q_BTHD.dtype))
 
 
 @torch.library.custom_op("evenspan::attend_backward", mutates_args=())
-def attend_backward(
+def attend_backward(  # noqa: PLR0917
     dout_BTHD: Tensor,
     q_BTHD: Tensor,
     k_BSKD: Tensor,
@@ -125,23 +126,22 @@ def attend_backward(
     for call in _calls(spans, q_tokens, k_tokens):
         parts = backward_with_lse(
             take(dout_BTHD, call.queries),
-            take(q_BTHD, call.queries),
-            take(k_BSKD, call.keys),
-            take(v_BSKD, call.keys),
-            take(out_BTHD, call.queries),
-            take(lse_BTH, call.queries),
+            q_BHTD=take(q_BTHD, call.queries),
+            k_BKTD=take(k_BSKD, call.keys),
+            v_BKTD=take(v_BSKD, call.keys),
+            out_BHTD=take(out_BTHD, call.queries),
+            lse_BHT=take(lse_BTH, call.queries),
             causal=call.causal,
             scale=scale,
         )
-        for total, part, ranges in zip(
-            (dq, dk, dv), parts, (call.queries, call.keys, call.keys), strict=True
-        ):
-            _add(total, part.transpose(1, 2), ranges)
+        _add(dq, parts[0].transpose(1, 2), call.queries, call.fresh_queries)
+        _add(dk, parts[1].transpose(1, 2), call.keys, call.fresh_keys)
+        _add(dv, parts[2].transpose(1, 2), call.keys, call.fresh_keys)
     return dq.to(q_BTHD.dtype), dk.to(k_BSKD.dtype), dv.to(v_BSKD.dtype)
 
 
 @attend_backward.register_fake
-def _(dout, q_BTHD, k_BSKD, v_BSKD, out, lse, spans, q_tokens, k_tokens, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _(dout, q_BTHD, k_BSKD, v_BSKD, *others):  # type: ignore[no-untyped-def]  # noqa: ARG001
     return tuple(x.new_empty(x.shape) for x in (q_BTHD, k_BSKD, v_BSKD))
 
 
@@ -163,7 +163,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def take(x_BTHx: Tensor, ranges: Ranges) -> Tensor:
-    """Tokens of `ranges` with heads first, [B, H, t, ...]: a view when there is one range and the last dim is dense."""
+    """Tokens of `ranges` with heads first, [B, H, t, ...]: a view for one range with a dense last dim."""
     parts = [x_BTHx[:, start:stop] for start, stop in ranges]
     chosen = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if chosen.dim() == 4 and chosen.stride(-1) != 1:
@@ -171,23 +171,27 @@ def take(x_BTHx: Tensor, ranges: Ranges) -> Tensor:
     return chosen.transpose(1, 2)
 
 
-def _add(total_BTHD: Tensor, part_BtHD: Tensor, ranges: Ranges) -> None:
+def _add(total_BTHD: Tensor, part_BtHD: Tensor, ranges: Ranges, fresh: tuple[bool, ...]) -> None:
     at = 0
-    for start, stop in ranges:
-        total_BTHD[:, start:stop] += part_BtHD[:, at : at + stop - start]
+    for (start, stop), first in zip(ranges, fresh, strict=True):
+        rows, part = total_BTHD[:, start:stop], part_BtHD[:, at : at + stop - start]
+        rows.copy_(part) if first else rows.add_(part)
         at += stop - start
 
 
-def _merge(
-    out_BTHD: Tensor, lse_BTH: Tensor, part_BtHD: Tensor, part_lse_BtH: Tensor, queries: Ranges
-) -> None:
-    """Adds one call to the running softmax: out <- (e^lse out + e^part_lse part) / (e^lse + e^part_lse)."""
+def _merge(out_BTHD: Tensor, lse_BTH: Tensor, part_BtHD: Tensor, part_lse_BtH: Tensor, call: Call) -> None:
+    """Adds a call to the running softmax: out <- (e^lse out + e^part_lse part) / (e^lse + e^part_lse)."""
     at = 0
-    for start, stop in queries:
+    for (start, stop), first in zip(call.queries, call.fresh_queries, strict=True):
         rows = slice(at, at + stop - start)
         out, lse = out_BTHD[:, start:stop], lse_BTH[:, start:stop]
         part, part_lse = part_BtHD[:, rows], part_lse_BtH[:, rows]
-        total = torch.logaddexp(lse, part_lse)
-        out.mul_(torch.exp(lse - total).unsqueeze(-1)).add_(part * torch.exp(part_lse - total).unsqueeze(-1))
-        lse.copy_(total)
         at += stop - start
+        if first:
+            out.copy_(part)
+            lse.copy_(part_lse)
+            continue
+        total = torch.logaddexp(lse, part_lse)
+        out.mul_(torch.exp(lse - total).unsqueeze(-1))
+        out.addcmul_(part.to(out.dtype), torch.exp(part_lse - total).unsqueeze(-1))
+        lse.copy_(total)

@@ -68,10 +68,11 @@ class SpanTable:
     """An attention pattern: disjoint spans over `q_tokens` queries and `k_tokens` keys.
 
     What no span covers is invisible; a query that sees no key has an output of exactly zero and passes no
-    gradient. Spans are kept in order of (query, key). Hashable, so that plans and masks can be cached by table.
+    gradient. Spans are kept in order of (query, key). Hashable, so that plans and masks can be cached by
+    table.
 
-    Raises AttentionError A101 when a span is empty or out of range, A102 when the rectangles of two spans overlap
-    (a causal span counts with its whole rectangle).
+    Raises AttentionError A101 when a span is empty or out of range, A102 when the rectangles of two spans
+    overlap (a causal span counts with its whole rectangle).
     """
 
     spans: tuple[Span, ...]
@@ -106,8 +107,8 @@ class SpanTable:
     def scaled(self, tokens_per_frame: int) -> SpanTable:
         """The table in tokens, from one in frames: every unit becomes `tokens_per_frame` consecutive tokens.
 
-        Raises AttentionError A104 on causal spans (a causal frame pattern says nothing about the order of tokens
-        inside a frame) and A103 when `tokens_per_frame` < 1.
+        Raises AttentionError A104 on causal spans (a causal frame pattern says nothing about the order of
+        tokens inside a frame) and A103 when `tokens_per_frame` < 1.
         """
         n = tokens_per_frame
         if n < 1:
@@ -126,7 +127,7 @@ class SpanTable:
         return SpanTable(tuple(spans), self.q_tokens * n, self.k_tokens * n)
 
     def merged(self) -> SpanTable:
-        """The same pattern in few rectangles: neighbours with a common side become one (causal spans are kept)."""
+        """The same pattern in few rectangles: full spans with a common side become one."""
         full = [s for s in self.spans if not s.causal]
         kept = [s for s in self.spans if s.causal]
         while True:

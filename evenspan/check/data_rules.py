@@ -35,18 +35,19 @@ def data_has_samples(run: Run) -> Iterator[Broken]:
     if not run.check_paths or not path.is_dir():
         return
     if run.config.data.kind == "latents":
-        if next(path.rglob("*.safetensors"), None) is None:
+        if next(path.glob("*.safetensors"), None) is None:
             yield Broken(
                 at=AT, fact=f"{str(path)!r} holds no .safetensors file", hint="or set data.kind: video"
             )
         return
-    for folder in ("video", "caption"):
-        if not _has_folder(path / folder):
-            yield Broken(
-                at=AT,
-                fact=f"{str(path / folder)!r} holds no sample folder",
-                hint="lay samples out as video/<sample>/<k>.mp4 and caption/<sample>/<k>.json",
-            )
+    try:
+        empty = [str(path / folder) for folder in ("video", "caption") if not _has_folder(path / folder)]
+    except PermissionError as error:
+        yield Broken(at=AT, fact=f"{error.filename!r} may not be read", hint="correct its permissions")
+        return
+    if empty:
+        hint = "lay samples out as video/<sample>/<k>.mp4 and caption/<sample>/<k>.json"
+        yield Broken(at=AT, fact=f"{' and '.join(empty)}: no sample folder there", hint=hint)
 
 
 def _has_folder(path: Path) -> bool:

@@ -17,7 +17,7 @@ NAME = "model_kwargs.model_name"
 OVERRIDES = "model_kwargs.overrides"
 
 
-@rule("M101", "known-model", reads=(NAME,))
+@rule("M101", "unknown-model", reads=(NAME,))
 def known_model(run: Run) -> Iterator[Broken]:
     """A preset fixes every size of the network, so its name must be one we know."""
     from evenspan.model.presets import model_preset
@@ -49,11 +49,14 @@ def channels_agree(run: Run) -> Iterator[Broken]:
     """The codec writes the channels that the shape names and the network reads."""
     if run.model is None:
         return
-    stated, read = run.config.channels, run.model.in_channels
+    stated, read, made = run.config.channels, run.model.in_channels, run.model.out_channels
     name = run.config.model_kwargs.model_name
     codec = run.config.data.codec
     written = 3 * codec.spatial**2 * codec.temporal if run.config.data.kind == "video" else read
     codec_text = f"codec {codec.name} (spatial {codec.spatial}, temporal {codec.temporal}) writes {written}"
+    if made != read:
+        fact = f"the model reads {read} channels and writes {made}"
+        yield Broken(at=OVERRIDES, fact=fact, hint=f"override in_channels and out_channels with {stated}")
     if stated != read:
         also = f" and {codec_text}" if written != stated and run.config.data.kind == "video" else ""
         fact = f"{stated} latent channels, but {name} reads {read}{also}"
@@ -79,7 +82,7 @@ def _codec_hint(channels: int) -> str:
     )
 
 
-@rule("M103", "overrides-are-fields", reads=(NAME, OVERRIDES))
+@rule("M103", "unknown-model-field", reads=(NAME, OVERRIDES))
 def overrides_are_fields(run: Run) -> Iterator[Broken]:
     """An override replaces a field of the preset; a name that is no field would change nothing."""
     preset = _preset(run)
@@ -94,7 +97,7 @@ def overrides_are_fields(run: Run) -> Iterator[Broken]:
             )
 
 
-@rule("M102", "override-values-fit", reads=(NAME, OVERRIDES))
+@rule("M102", "model-field-value", reads=(NAME, OVERRIDES))
 def override_values_fit(run: Run) -> Iterator[Broken]:
     """An override holds a value of its field's kind, within what the network can be built from."""
     preset = _preset(run)

@@ -62,7 +62,7 @@ def positions_fit_the_table(run: Run) -> Iterator[Broken]:
     ):
         if count > limit:
             fact = f"{count} positions ({what}) but the position table has {limit}"
-            yield Broken(at=at, fact=fact, hint=f"use at most {limit // multiple * multiple}")
+            yield Broken(at=at, fact=fact, hint=f"use at most {limit // multiple * multiple or limit}")
 
 
 @rule("S204", "patches-cover-the-frame", reads=(SHAPE, "model_kwargs.model_name"))

@@ -55,11 +55,12 @@ def degrees_fill_the_world(run: Run) -> Iterator[Broken]:
             )
             if degree not in (1, -1) or axis == "sequence_parallel_size"
         )
-        contexts = f"; with {run.world_size} ranks sequence_parallel_size is {one_of(legal)}" if legal else ""
+        ranks = "1 rank" if run.world_size == 1 else f"{run.world_size} ranks"
+        contexts = f"; with {ranks} sequence_parallel_size is {one_of(legal)}" if legal else ""
         yield Broken(
             at="sequence_parallel_size",
-            fact=f"{own} does not fit a world of {run.world_size} ranks",
-            hint=f"{error.hint}{contexts}",
+            fact=f"{own} does not fit a world of {ranks}",
+            hint=f"{error.hint}{contexts}{'; --nproc N starts N' if run.world_size == 1 else ''}",
         )
 
 

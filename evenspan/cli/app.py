@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 import typer
@@ -16,6 +17,9 @@ from evenspan.config.environment import launch_env
 from evenspan.errors import ConfigError, EvenspanError, TopologyError
 
 INTERRUPTED = 130
+HEAD_START_S = 1.0
+"""How long ranks above 0 stay after a configuration error. Launchers stop every rank as soon as one fails,
+and rank 0, which tells what is wrong, may be slower to start."""
 
 app = typer.Typer(
     name="evenspan",
@@ -46,9 +50,12 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
     except EvenspanError as error:
         if _speaks(error):
             print(f"error: {error}", file=sys.stderr)
+        else:
+            time.sleep(HEAD_START_S)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if _is_main_rank():
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
@@ -57,12 +64,14 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
 
 def _speaks(error: EvenspanError) -> bool:
     """Whether this rank prints `error`. Every rank finds the same configuration errors: rank 0 tells them."""
-    if not isinstance(error, ConfigError):
-        return True
+    return not isinstance(error, ConfigError) or _is_main_rank()
+
+
+def _is_main_rank() -> bool:
     try:
         return launch_env().is_main
     except TopologyError:
-        return True
+        return True  # nobody can tell who is rank 0, so nobody stays silent
 
 
 if __name__ == "__main__":

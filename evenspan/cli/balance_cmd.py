@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from evenspan.check.rules import check_file
 from evenspan.cli.check_cmd import FileArgument, FormatOption, OverridesArgument
-from evenspan.cli.output import Format, print_json
+from evenspan.cli.output import Format
 
 
 def balance(
@@ -17,18 +18,21 @@ def balance(
     world_size: Annotated[int, typer.Option("--world-size", min=1, help="ranks that will run it")],
     overrides: OverridesArgument = None,
     output: FormatOption = Format.TEXT,
-    out: Annotated[Path | None, typer.Option("--out", help="write to this file instead")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="write to this file, .txt or .json")] = None,
 ) -> None:
     """Show frames, tokens, loss tokens, attention pairs and exchanged bytes of every rank."""
-    config = check_file(
-        file, overrides=overrides or [], world_size=world_size, check_paths=False
-    ).legal_config()
+    if out is not None and out.suffix not in (".txt", ".json"):
+        raise typer.BadParameter(f"{out} must end in .txt or .json", param_hint="--out")
+    result = check_file(file, overrides=overrides or [], world_size=world_size, check_paths=False)
+    config = result.legal_config()
 
     from evenspan.planner.balance import balance_report
 
     report = balance_report(config, world_size)
-    if output is Format.JSON and out is None:
-        print_json(report.as_json())
-        return
-    text = _as_text(report.as_json()) if output is Format.TEXT else ""
-    print(text)
+    as_json = output is Format.JSON or (out is not None and out.suffix == ".json")
+    text = json.dumps(report.as_json(), indent=2) if as_json else report.as_text()
+    if out is None:
+        print(text)
+    else:
+        out.write_text(f"{text}\n", encoding="utf-8")
+        print(f"wrote {out}")

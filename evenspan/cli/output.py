@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Any
 
 from evenspan.errors import ConfigError, Finding
 
@@ -21,13 +20,9 @@ class Format(StrEnum):
 def print_findings(findings: Sequence[Finding], *, output: Format) -> None:
     """Prints every finding to standard output, or that there is none."""
     if output is Format.JSON:
-        print_json({"findings": [asdict(finding) for finding in findings], "passed": not findings})
+        result = {"findings": [asdict(finding) for finding in findings], "passed": not findings}
+        print(json.dumps(result, indent=2))
     elif findings:
         print(ConfigError(findings))
     else:
         print("no findings")
-
-
-def print_json(value: Any) -> None:
-    """Prints `value` as indented JSON."""
-    print(json.dumps(value, indent=2))

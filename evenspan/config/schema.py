@@ -34,7 +34,7 @@ class ModelConfig(Section):
         default=5.0, gt=0, description="flow-matching shift s; larger spends more steps at high noise"
     )
     local_attn_size: FreeDegree = Field(
-        default=-1, description="attention window in latent frames; -1 sees the whole past"
+        default=-1, description="latent frames a block sees before itself; -1 sees the whole past"
     )
     sink_size: Count = Field(
         default=0, description="first latent frames that stay visible outside the window"

@@ -21,22 +21,25 @@ def validated(
     """The config, with stand-ins for what is not legal, and the canonical paths of those stand-ins."""
     legal = dict(values)
     broken: set[str] = set()
-    while True:  # a second round only when stand-ins or defaults were put in
-        try:
-            return RunConfig.model_validate(_nested({**_stand_ins(broken), **legal})), frozenset(broken)
-        except ValidationError as error:
-            for problem in error.errors(include_url=False):
-                path = _leaf(problem["loc"])
-                if path in broken:
-                    continue
-                broken.add(path)
-                legal.pop(path, None)
-                written = spelled.get(path, path)
-                findings.append(_violation(path, written, values, problem["type"], problem["msg"]))
+    problems = _problems(legal)
+    while problems:  # again, because a stand-in or a default takes the place of every broken value
+        for path, (kind, message) in problems.items():
+            findings.append(_violation(path, spelled.get(path, path), values, kind, message))
+            legal.pop(path, None)
+        broken |= problems.keys()
+        legal |= {path: value for path, value in PLACEHOLDERS.items() if path in broken}
+        problems = _problems(legal)
+    return RunConfig.model_validate(_nested(legal)), frozenset(broken)
 
 
-def _stand_ins(broken: set[str]) -> dict[str, Any]:
-    return {path: value for path, value in PLACEHOLDERS.items() if path in broken}
+def _problems(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Canonical path -> (pydantic's name of the problem, its message), the first of each path."""
+    try:
+        RunConfig.model_validate(_nested(values))
+    except ValidationError as error:
+        found = [(_leaf(item["loc"]), item["type"], item["msg"]) for item in error.errors(include_url=False)]
+        return {path: (kind, message) for path, kind, message in reversed(found)}
+    return {}
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +81,11 @@ def _violation(path: str, written: str, values: Mapping[str, Any], kind: str, me
     meaning = _description(path)
     if path not in values:
         return Finding(code="C009", at=written, fact="is required and missing", hint=f"write it: {meaning}")
-    code = "C003" if kind in RANGE_KINDS else "C002"
-    return Finding(
-        code=code, at=written, fact=f"{values[path]!r}: {_lowered(message)}", hint=f"{path}: {meaning}"
-    )
+    fact = f"{values[path]!r}: {_lowered(message)}"
+    hint = f"{path}: {meaning}"
+    if kind in RANGE_KINDS:
+        return Finding(code="C003", at=written, fact=fact, hint=hint)
+    return Finding(code="C002", at=written, fact=fact, hint=hint)
 
 
 def _lowered(message: str) -> str:

@@ -66,7 +66,7 @@ class CausalWan(nn.Module):
 
         `timesteps_BF` in [0, 1000]; `text_BNLE` N prompts of L text tokens; `positions_BF` global frame
         positions; `prompt_of_frame_BF` the prompt of each frame. With `clean_BFCHW` (at `clean_timesteps_BF`,
-        zeros when omitted) the tokens are [clean | noisy], each in order f, h, w, and `table` covers both copies.
+        zeros when omitted) the tokens are [clean | noisy], each in order f, h, w, and `table` covers both.
         `caches`, one per block, prepend the keys and values of earlier frames (rollout).
         Raises ShapeError S301, S302 and ModelError M104.
         """
