@@ -49,6 +49,7 @@ class RankPool:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._ranks: list[tuple[SpawnProcess, Connection]] = []
+        self._store: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
         """The results of `function(context, *args)` on every rank, in rank order.
@@ -81,12 +82,16 @@ class RankPool:
         for process, _ in self._ranks:
             process.join()
         self._ranks = []
+        if self._store is not None:
+            self._store.cleanup()
+            self._store = None
 
     def _start(self) -> None:
         if self._ranks:
             return
         spawn = multiprocessing.get_context("spawn")
-        store = Path(tempfile.mkdtemp(prefix="evenspan-ranks-")) / "store"
+        self._store = tempfile.TemporaryDirectory(prefix="evenspan-ranks-")
+        store = Path(self._store.name) / "store"
         for rank in range(self.world_size):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(
