@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-GROUP_TIMEOUT = timedelta(seconds=60)
+GROUP_TIMEOUT = timedelta(seconds=120)
 """How long a rank waits in a collective for the others before it fails."""
 
 
@@ -51,7 +51,7 @@ class RankPool:
         self._ranks: list[tuple[SpawnProcess, Connection]] = []
         self._store: tempfile.TemporaryDirectory[str] | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
         """The results of `function(context, *args)` on every rank, in rank order.
 
         `function` is defined at the top of an importable module; arguments and results are pickled. When
