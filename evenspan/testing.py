@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-GROUP_TIMEOUT = timedelta(seconds=60)
+GROUP_TIMEOUT = timedelta(seconds=120)
 """How long a rank waits in a collective for the others before it fails."""
 
 
@@ -49,8 +49,9 @@ class RankPool:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._ranks: list[tuple[SpawnProcess, Connection]] = []
+        self._store: tempfile.TemporaryDirectory[str] | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
         """The results of `function(context, *args)` on every rank, in rank order.
 
         `function` is defined at the top of an importable module; arguments and results are pickled. When
@@ -81,12 +82,16 @@ class RankPool:
         for process, _ in self._ranks:
             process.join()
         self._ranks = []
+        if self._store is not None:
+            self._store.cleanup()
+            self._store = None
 
     def _start(self) -> None:
         if self._ranks:
             return
         spawn = multiprocessing.get_context("spawn")
-        store = Path(tempfile.mkdtemp(prefix="evenspan-ranks-")) / "store"
+        self._store = tempfile.TemporaryDirectory(prefix="evenspan-ranks-")
+        store = Path(self._store.name) / "store"
         for rank in range(self.world_size):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(

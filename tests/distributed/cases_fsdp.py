@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from evenspan.parallel.apply import parallelize
 from evenspan.parallel.clip import clip_grad_norm
@@ -51,6 +52,16 @@ def two_backwards(ctx, degrees, settings):
     first = _errors(model, samples)
     _backward(model, topology, topology.coordinates.dp)
     return max(first.values()), max(_errors(model, samples, 2.0).values())
+
+
+def averaged(ctx):
+    """The largest gradient error of a model whose FSDP2 takes means, its default, instead of sums."""
+    model, topology = _sharded(ctx, {"context": ctx.world_size})
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(float(ctx.world_size))
+    _backward(model, topology, topology.coordinates.dp)
+    return max(_errors(model, range(topology.degrees.dp)).values())
 
 
 def accumulation(ctx, degrees):

@@ -20,6 +20,10 @@ def test_gradients_are_sums_and_a_second_backward_adds(request, world, degrees):
         assert second <= 1e-12
 
 
+def test_means_instead_of_sums_would_show(world2):
+    assert world2.run(cases.averaged) == [pytest.approx(0.5), pytest.approx(0.5)]
+
+
 @pytest.mark.parametrize("settings", [{"reshard_after_forward": False}, {"cpu_offload": True}])
 def test_memory_settings_change_no_number(world2, settings):
     for first, second in world2.run(cases.two_backwards, {"context": 2}, settings):
