@@ -13,6 +13,7 @@ from tests.guards.source import ROOT
 README = (ROOT / "README.md").read_text()
 BLOCKS = shell_blocks(README)
 TIMEOUT_S = 240.0
+FILE = re.compile(r"`([\w.]+/[\w./]+\.(?:py|md|yaml))`")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -50,6 +51,20 @@ def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
     local = [target for target in targets if "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_named_in_pages_exist(page):
+    names = FILE.findall(page.read_text())
+    missing = [
+        name for name in names if not any((base / name).exists() for base in (ROOT, ROOT / "evenspan"))
+    ]
+    assert missing == []
+
+
+def test_file_names_are_found():
+    text = "`train/loop.py`, `docs/index.md` and `recipes/x/tiny.yaml`, not `config.yaml` or `video/<x>/a.py`"
+    assert FILE.findall(text) == ["train/loop.py", "docs/index.md", "recipes/x/tiny.yaml"]
 
 
 PAGE = """<!-- run: exit 2, output -->

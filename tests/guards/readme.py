@@ -134,7 +134,7 @@ def same_output(wanted: str, got: str) -> bool:
 
 
 def _stripped(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    return [line.rstrip() for line in text.strip("\n").splitlines()]
 
 
 def with_outputs(text: str, *, tree: Path, timeout_s: float) -> str:
