@@ -8,6 +8,7 @@ Legend: B batch, T queries, S keys, H query heads, K key/value heads, D head dim
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import import_module
 
 import torch
@@ -103,6 +104,7 @@ def attention_core(kind: str) -> AttentionCore:
     )
 
 
+@lru_cache(maxsize=1)
 def attention_ops() -> frozenset[torch._ops.OpOverload]:
     """The operators whose outputs a checkpoint policy saves so that no core is computed a second time.
 

@@ -60,7 +60,7 @@ def test_gathered_sequences_equal_dense_attention(table: SpanTable, kv_heads: in
 def test_teacher_forcing_is_one_launch() -> None:
     (batch,) = varlen.varlen_batches(TABLES[0])
     assert not batch.causal
-    assert len(batch.q_ends) == 1 + 2 * 2 - 0
+    assert len(batch.q_ends) == 1 + 2 * 2  # two copies of two blocks
     assert sorted(batch.q_index) == list(range(TABLES[0].q_tokens))
 
 
