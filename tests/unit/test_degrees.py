@@ -47,8 +47,9 @@ def test_coordinates_count_in_mixed_radix():
     assert degrees.coordinates(7) == RankCoordinates(replicate=0, shard=1, context=0, tensor=1, dp=1)
     seen = {(c.replicate, c.shard, c.context, c.tensor) for c in map(degrees.coordinates, range(24))}
     assert len(seen) == 24
-    with pytest.raises(TopologyError, match="rank 24 is outside the world of 24"):
+    with pytest.raises(TopologyError, match="rank 24 is outside the world of 24") as raised:
         degrees.coordinates(24)
+    assert raised.value.code == "T101"
 
 
 def test_divisors():
