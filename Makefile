@@ -22,11 +22,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --editable ".[dev]" "$(TORCH)"
 	touch $(STAMP)
 
-$(DEMO)/.complete: $(STAMP)
+$(DEMO)/demo.json: $(STAMP)
 	$(BIN)/evenspan data demo $(DEMO)
-	touch $@
 
-train: $(DEMO)/.complete
+train: $(DEMO)/demo.json
 	$(BIN)/evenspan train --config recipes/wan_ar/configs/tiny.yaml --nproc 2 --logdir $(RUN_DIR)
 
 lint: $(STAMP)

@@ -1,8 +1,8 @@
 """The errors a user can meet. Each says a code, the fact with its values, and a way out.
 
-Codes are one letter and three digits; `evenspan explain CODE` prints the page of each. The letter says where to look:
-C configuration file, T topology, S sequence shape, M model, A attention, D data, K checkpoint, R run,
-X communication, P plan.
+Codes are one letter and three digits; `evenspan explain CODE` prints the page of each. The letter says
+where to look: C configuration file, T topology, S sequence shape, M model, A attention, D data, K checkpoint,
+R run, X communication, P plan.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +31,7 @@ class Finding:
 class EvenspanError(Exception):
     """A user's mistake or a failure of the outside world, never a bug of ours (those are assertions)."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
     def __init__(self, code: str, fact: str, *, hint: str) -> None:
         super().__init__(f"{code} {fact}\n     -> {hint}")
@@ -44,7 +43,7 @@ class EvenspanError(Exception):
 class ConfigError(EvenspanError):
     """Every configuration mistake of one run, found before any process group exists."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: int = 2
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         assert findings, "a ConfigError holds at least one finding"
@@ -60,7 +59,7 @@ class ConfigError(EvenspanError):
 class TopologyError(EvenspanError):
     """Ranks, degrees or groups that do not fit together (T codes)."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: int = 2
 
 
 class ShapeError(EvenspanError):

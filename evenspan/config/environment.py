@@ -209,3 +209,8 @@ def _checked(env: LaunchEnv) -> LaunchEnv:
                 hint=f"the {name} counts from 0 to {size - 1 if size else 0}; check the launcher's variables",
             )
     return env
+
+
+def default_threads(count: int) -> None:
+    """Child processes compute with `count` threads each, unless the user has set OMP_NUM_THREADS."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))

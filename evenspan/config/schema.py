@@ -189,7 +189,9 @@ class DataConfig(Section):
     random_start: bool = Field(
         default=True, description="draw the first frame of a clip; false starts at the first frame"
     )
-    num_workers: Count = Field(default=0, description="loader processes per rank")
+    prefetch: Count = Field(
+        default=1, description="micro-batches each rank prepares in the background; 0 prepares none"
+    )
 
 
 class EvaluationConfig(Section):

@@ -1,0 +1,154 @@
+"""A run, as one line reads in the design: parts, data, steps, checkpoints, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from evenspan.comm.fingerprint import compare_fingerprints
+from evenspan.config.schema import RunConfig
+from evenspan.data.batch import VideoBatch
+from evenspan.topology.degrees import Axis
+from evenspan.train.checkpoint import Progress, save_checkpoint
+from evenspan.train.evaluate import evaluate
+from evenspan.train.metrics import Reporter
+from evenspan.train.optimizer import learning_rate, set_learning_rate
+from evenspan.train.run import Run, build_run, resume
+from evenspan.train.step import StepResult, train_step
+
+logger = logging.getLogger("evenspan")
+
+
+def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
+    """Train `config` to `training.max_iters` optimizer steps in `logdir`, resuming what lies there.
+
+    Collective over the default process group. Leaves config.yaml, metrics.jsonl, tensorboard/, checkpoints/
+    and samples/ behind. Raises the named errors of evenspan.errors.
+    """
+    run = build_run(config, logdir=logdir, device=device)
+    progress = resume(run)
+    with ExitStack() as stack:
+        reporter = open_reporter(run, progress, stack)
+        for batches, step in batches_from(run, progress, stack):
+            started = time.perf_counter()
+            result, progress = one_step(run, batches, step=step, progress=progress)
+            report_step(run, reporter, result, progress, started=started)
+            after_step(run, reporter, progress)
+    logger.info("finished %d steps: %s", progress.step, run.directory.root)
+
+
+def batches_from(run: Run, progress: Progress, stack: ExitStack) -> Iterator[tuple[list[VideoBatch], int]]:
+    """This rank's micro-batches of every step still to do, with the step's index from 0."""
+    loader = stack.enter_context(run.loader(progress))
+    for step in range(progress.step, run.config.training.max_iters):
+        yield list(loader.step(step)), step
+
+
+def one_step(
+    run: Run, batches: Sequence[VideoBatch], *, step: int, progress: Progress
+) -> tuple[StepResult, Progress]:
+    """Guard, step, average; returns the reduced facts and the progress after the step."""
+    interval = run.config.training.fingerprint_interval
+    if step == 0 or _due(step, interval):
+        check_same_samples(run, batches)
+    set_learning_rate(run.optimizer, learning_rate(step, run.config.training))
+    result = train_step(
+        run.model,
+        run.optimizer,
+        batches,
+        run.objective,
+        step=step,
+        max_grad_norm=run.config.training.max_grad_norm,
+        loss_group=run.topology.loss_group,
+    )
+    run.ema.update(run.model, step=step + 1)
+    return result, Progress(step=step + 1, samples=progress.samples + run.schedule.global_batch)
+
+
+def check_same_samples(run: Run, batches: Sequence[VideoBatch]) -> None:
+    """Ranks that differ only on context must read the same samples: compare content, name who differs."""
+    for batch in batches:
+        compare_fingerprints(
+            batch.fingerprint, group=run.topology.group(Axis.CONTEXT), sample_ids=batch.sample_ids
+        )
+
+
+def report_step(
+    run: Run, reporter: Reporter | None, result: StepResult, progress: Progress, *, started: float
+) -> None:
+    """Rank 0 records the step's facts."""
+    if reporter is None:
+        return
+    seconds = time.perf_counter() - started
+    numbers = {
+        **asdict(result),
+        "lr": learning_rate(progress.step - 1, run.config.training),
+        "seconds": seconds,
+        "tokens_per_s": run.tokens_per_step / seconds,
+        "samples": progress.samples,
+    }
+    reporter.step(progress.step, numbers)
+
+
+def after_step(run: Run, reporter: Reporter | None, progress: Progress) -> None:
+    """Checkpoint and evaluate where the configuration asks for it; both always happen after the last step."""
+    last = progress.step == run.config.training.max_iters
+    if last or _due(progress.step, run.config.checkpoints.interval):
+        path = save_checkpoint(
+            run.directory.checkpoints,
+            model=run.model,
+            optimizer=run.optimizer,
+            ema=run.ema,
+            progress=progress,
+            keep=run.config.checkpoints.max_checkpoints,
+        )
+        logger.info("checkpoint %s", path)
+    interval = run.config.evaluation.interval
+    if interval and (last or _due(progress.step, interval)):
+        evaluate(run, reporter, progress)
+
+
+def open_reporter(run: Run, progress: Progress, stack: ExitStack) -> Reporter | None:
+    """Rank 0's reporter, with each rank's share of the work as its first record; None on other ranks."""
+    share = run.layout.share(run.topology.coordinates.context)
+    valid = run.layout.valid(run.topology.coordinates.context)
+    channels, height, width = run.config.image_or_video_shape[2:]
+    facts = {
+        "rank": dist.get_rank(),
+        "frames": [share.start, share.stop],
+        "valid_frames": valid.count,
+        "local_shape": [run.config.training.batch_size, share.count, channels, height, width],
+    }
+    ranks: list[dict[str, object]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, facts)
+    if dist.get_rank() != 0:
+        return None
+    for rank in ranks:
+        logger.info(
+            "rank %s holds latent frames %s, local shape %s",
+            rank["rank"],
+            rank["frames"],
+            rank["local_shape"],
+        )
+    reporter = stack.enter_context(
+        Reporter(
+            run.directory,
+            total_steps=run.config.training.max_iters,
+            start_step=progress.step,
+            interval=run.config.logging.interval,
+            tensorboard=run.config.logging.tensorboard,
+        )
+    )
+    reporter.record("layout", progress.step, {"ranks": ranks})
+    return reporter
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0

@@ -1,0 +1,94 @@
+"""The directory of one run: whose it is, and where its files lie."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from evenspan.config.load import as_yaml, load_config
+from evenspan.config.schema import RunConfig
+from evenspan.errors import RunError
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+# Settings a resumed run may change: they say how the work is spread, or how long it goes on, not what is
+# computed.
+RESUMABLE = (
+    "sequence_parallel_size",
+    "parallel",
+    "evaluation",
+    "checkpoints",
+    "logging",
+    "prefetch",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "max_iters",
+)
+
+
+class RunDir:
+    """Paths inside a run directory, and the refusal to mix two runs in one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / CONFIG_FILE
+        self.metrics = root / METRICS_FILE
+        self.checkpoints = root / "checkpoints"
+        self.samples = root / "samples"
+        self.tensorboard = root / "tensorboard"
+
+    def claim(self, config: RunConfig) -> None:
+        """Create the directory for `config`, or accept one that already belongs to it.
+
+        Raises RunError R101 when another configuration's run lies there: nothing is overwritten.
+        """
+        if self.config.exists():
+            self._refuse_other_run(config)
+        elif self.root.exists() and any(self.root.iterdir()):
+            raise RunError(
+                "R102",
+                f"{self.root} is not empty and holds no {CONFIG_FILE}, so it is no run of this program",
+                hint="choose an empty or new --logdir",
+            )
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not self.config.exists():
+            partial = self.config.with_suffix(".partial")
+            partial.write_text(as_yaml(config), encoding="ascii")
+            partial.replace(self.config)
+
+    def _refuse_other_run(self, config: RunConfig) -> None:
+        before = _identity(load_config(self.config, overrides=[]))
+        now = _identity(config)
+        if before == now:
+            return
+        changed = [
+            line
+            for line in difflib.unified_diff(before, now, lineterm="", n=0)
+            if line[:1] in "+-" and line[:3] not in ("+++", "---")
+        ]
+        raise RunError(
+            "R101",
+            f"{self.root} holds a run of another configuration: {'; '.join(changed)}",
+            hint="give a new --logdir, or the settings of the run that lies there",
+        )
+
+
+def _identity(config: RunConfig) -> list[str]:
+    """The configuration's lines that decide what is computed, as dotted keys."""
+    lines: list[str] = []
+    _flatten(config.model_dump(mode="json"), "", lines)
+    return [line for line in lines if not _may_change(line.split("=", 1)[0])]
+
+
+def _may_change(key: str) -> bool:
+    if key == "logging.seed":
+        return False
+    return any(part in RESUMABLE for part in key.split("."))
+
+
+def _flatten(value: object, prefix: str, lines: list[str]) -> None:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            _flatten(child, f"{prefix}.{key}" if prefix else key, lines)
+        return
+    lines.append(f"{prefix}={value}")

@@ -1,0 +1,213 @@
+"""Training as users start it, on local ranks, torchrun and mpirun; and how it ends when someone ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenspan.data.latents_dataset import write_latents
+from evenspan.errors import CheckpointError, RunError
+from evenspan.train.checkpoint import list_checkpoints
+from evenspan.train.sample import sample_run
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """
+model_kwargs:
+  model_name: wan-nano
+  overrides: {{in_channels: 12, out_channels: 12}}
+sequence_parallel_size: 2
+num_frame_per_block: 2
+image_or_video_shape: [1, 8, 12, 8, 8]
+data:
+  data_path: {data}
+  kind: latents
+  text: {{length: 4}}
+  codec: {{spatial: 2}}
+training: {{max_iters: 3, lr: 0.001}}
+evaluation: {{sampling_steps: 2}}
+checkpoints: {{interval: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("small")
+    for sample in range(4):
+        write_latents(
+            directory / f"{sample}.safetensors",
+            latents_FCHW=torch.randn(8, 12, 8, 8),
+            text_NLE=torch.randn(1, 4, 16),
+            prompt_of_frame_F=torch.zeros(8, dtype=torch.long),
+        )
+    path = directory / "small.yaml"
+    path.write_text(CONFIG.format(data=directory))
+    return path
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, *map(str, words)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run(*words: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def losses(logdir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def finished(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two local ranks."""
+    logdir = tmp_path_factory.mktemp("runs") / "local"
+    done = run("-m", "evenspan", "train", "--config", config, "--nproc", "2", "--logdir", logdir)
+    assert done.returncode == 0, done.stderr
+    assert "[SP] Sequence Parallel enabled, sp_size=2, dp_size=1, world_size=2" in done.stdout
+    assert "rank 1 holds latent frames [4, 8], local shape [1, 4, 12, 8, 8]" in done.stdout
+    return logdir
+
+
+def test_local_ranks_leave_a_whole_run(finished: Path) -> None:
+    assert len(losses(finished)) == 3
+    assert [path.name for path in list_checkpoints(finished / "checkpoints")] == [
+        "step_00000002",
+        "step_00000003",
+    ]
+    assert list((finished / "tensorboard").glob("events*"))
+    assert not list((finished / "checkpoints").glob(".partial*"))
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_sample_writes_a_clip(finished: Path, tmp_path: Path, suffix: str) -> None:
+    out = sample_run(finished, out=tmp_path / f"clip{suffix}")
+    assert out.stat().st_size > 100
+
+
+def test_sample_refuses_what_it_cannot_do(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="R105"):
+        sample_run(finished, out=tmp_path / "clip.webm")
+    with pytest.raises(RunError, match="R106"):
+        sample_run(tmp_path, out=tmp_path / "clip.gif")
+    shutil.copy(finished / "config.yaml", tmp_path)
+    with pytest.raises(CheckpointError, match="K103"):
+        sample_run(tmp_path, out=tmp_path / "clip.gif")
+
+
+def test_torchrun(config: Path, finished: Path, tmp_path: Path) -> None:
+    done = run(
+        "-m", "torch.distributed.run", "--nproc_per_node=4", "train.py", "--config", config, "--logdir",
+        tmp_path / "run", "--sequence_parallel_size", "4", "num_frame_per_block=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "sp_size=4, dp_size=1, world_size=4" in done.stdout
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished), rel=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: install openmpi-bin")
+def test_mpirun(config: Path, finished: Path, tmp_path: Path) -> None:
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
+    done = subprocess.run(
+        [
+            *mpirun,
+            *command(
+                "train.py", "--config", config, "--logdir", tmp_path / "run", "sequence_parallel_size=4"
+            ),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished), rel=1e-5)
+
+
+def start_endless(config: Path, logdir: Path) -> subprocess.Popen[str]:
+    """Two local ranks that would train for hours; returns once they have a checkpoint."""
+    words = ("-m", "evenspan", "train", "--config", config, "--nproc", "2", "--logdir", logdir)
+    process = subprocess.Popen(
+        command(*words, "training.max_iters=100000", "checkpoints.interval=5"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list_checkpoints(logdir / "checkpoints"):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline, "no checkpoint after two minutes"
+        time.sleep(0.2)
+    return process
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks: the launcher's children that run `evenspan train`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(stat[1]) == process.pid and b"evenspan" in words:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"left behind: {pids}"
+        time.sleep(0.2)
+
+
+def test_a_killed_rank_ends_the_run_by_name(config: Path, tmp_path: Path) -> None:
+    process = start_endless(config, tmp_path / "run")
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 1, stderr
+    assert "R104" in stderr
+    assert "SIGKILL" in stderr
+    assert_gone(ranks)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".partial*")) or list_checkpoints(
+        tmp_path / "run" / "checkpoints"
+    )
+
+
+def test_ctrl_c_ends_the_run_quietly(config: Path, tmp_path: Path) -> None:
+    process = start_endless(config, tmp_path / "run")
+    ranks = ranks_of(process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr, stderr
+    assert_gone(ranks)
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")

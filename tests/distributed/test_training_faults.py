@@ -1,0 +1,85 @@
+"""Faults during a run: a named error on every rank, and the last good checkpoint intact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from evenspan.data.latents_dataset import write_latents
+from evenspan.testing import RankPool
+from evenspan.train.checkpoint import list_checkpoints
+from tests.distributed.cases_faults import error_of_training, error_with_small_files
+from tests.distributed.cases_training import (
+    CHANNELS,
+    FRAMES,
+    HEIGHT,
+    TEXT_DIM,
+    TEXT_LENGTH,
+    WIDTH,
+    run_config,
+)
+
+
+@pytest.fixture
+def latents(tmp_path: Path) -> Path:
+    directory = tmp_path / "latents"
+    directory.mkdir()
+    for sample in range(2):
+        write_latents(
+            directory / f"{sample}.safetensors",
+            latents_FCHW=torch.randn(FRAMES, CHANNELS, HEIGHT, WIDTH),
+            text_NLE=torch.randn(1, TEXT_LENGTH, TEXT_DIM),
+            prompt_of_frame_F=torch.zeros(FRAMES, dtype=torch.long),
+        )
+    return directory
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_keeps_the_last_checkpoint(
+    world2: RankPool, latents: Path, tmp_path: Path, rank: int
+) -> None:
+    logdir = tmp_path / "run"
+    assert world2.run(error_of_training, run_config(latents, context=2, max_iters=2), logdir) == ["", ""]
+    before = list_checkpoints(logdir / "checkpoints")
+    errors = world2.run(
+        error_with_small_files, run_config(latents, context=2, max_iters=4), logdir, rank, 20_000
+    )
+    assert all(error.startswith("K101") for error in errors), errors
+    assert all(f"rank {rank}" in error for error in errors), errors
+    assert sorted((logdir / "checkpoints").iterdir()) == before
+    assert world2.run(error_of_training, run_config(latents, context=2, max_iters=4), logdir) == ["", ""]
+
+
+def test_a_nan_sample_stops_every_rank_before_the_update(
+    world2: RankPool, latents: Path, tmp_path: Path
+) -> None:
+    path = latents / "1.safetensors"
+    tensors = load_file(path)
+    tensors["latents"] = tensors["latents"].clone()
+    tensors["latents"][1] = float("nan")
+    save_file(tensors, path)
+    logdir = tmp_path / "run"
+    errors = world2.run(error_of_training, run_config(latents, context=2, max_iters=3), logdir)
+    assert all(error.startswith("R103") and "nan" in error for error in errors), errors
+    assert not list_checkpoints(logdir / "checkpoints")
+
+
+def test_a_torn_checkpoint_is_named(world2: RankPool, latents: Path, tmp_path: Path) -> None:
+    logdir = tmp_path / "run"
+    world2.run(error_of_training, run_config(latents, context=2, max_iters=2), logdir)
+    shard = max(
+        list_checkpoints(logdir / "checkpoints")[-1].glob("*.distcp"), key=lambda path: path.stat().st_size
+    )
+    shard.write_bytes(shard.read_bytes()[:100])
+    errors = world2.run(error_of_training, run_config(latents, context=2, max_iters=4), logdir)
+    assert all(error.startswith("K102") for error in errors), errors
+
+
+def test_another_run_is_refused_on_every_rank(world2: RankPool, latents: Path, tmp_path: Path) -> None:
+    logdir = tmp_path / "run"
+    world2.run(error_of_training, run_config(latents, context=2, max_iters=1), logdir)
+    errors = world2.run(error_of_training, run_config(latents, context=2, max_iters=1, lr=0.7), logdir)
+    assert all(error.startswith("R101") for error in errors), errors
