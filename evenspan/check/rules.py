@@ -29,7 +29,6 @@ RULES: tuple[Rule, ...] = (
     data_rules.data_exists,
     data_rules.data_has_samples,
     run_rules.teacher_forcing_is_causal,
-    run_rules.first_frame_needs_i2v,
     run_rules.window_has_a_past,
     run_rules.augmentation_inside_the_table,
     run_rules.warm_up_ends,

@@ -20,15 +20,6 @@ def teacher_forcing_is_causal(run: Run) -> Iterator[Broken]:
         yield Broken(at="algorithm.teacher_forcing", fact=fact, hint=hint)
 
 
-@rule("C011", "first-frame-needs-i2v", reads=("algorithm.i2v", "algorithm.independent_first_frame"))
-def first_frame_needs_i2v(run: Run) -> Iterator[Broken]:
-    """A first frame outside the loss must be given by an image; otherwise nothing ever learns to make it."""
-    if run.config.algorithm.independent_first_frame and not run.config.algorithm.i2v:
-        fact = "true, but algorithm.i2v is false"
-        hint = "write algorithm.i2v: true, or algorithm.independent_first_frame: false"
-        yield Broken(at="algorithm.independent_first_frame", fact=fact, hint=hint)
-
-
 @rule("C012", "window-has-a-past", reads=(WINDOW, SINK, "algorithm.causal"))
 def window_has_a_past(run: Run) -> Iterator[Broken]:
     """A window limits how far back a block sees; sinks are the frames that stay visible before it."""

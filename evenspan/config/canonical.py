@@ -102,8 +102,9 @@ def _mesh_sequence(written: str, value: Any) -> Finding:
         fact=f"there is no mesh axis `sequence` (got {value!r}); two kinds of sequence parallelism exist",
         hint=(
             f"tokens split over ranks, heads exchanged inside attention: sequence_parallel_size: {value} "
-            f"(the same as parallel.mesh.context: {value}); activations split beside tensor parallelism: "
-            f"parallel.mesh.tensor: {value} with parallel.backend_kwargs.sequence_parallel: true"
+            f"(the same as parallel.mesh.context: {value}); activations split beside tensor parallelism "
+            f"(parallel.mesh.tensor: {value} with parallel.backend_kwargs.sequence_parallel: true): "
+            f"not available in this version"
         ),
     )
 

@@ -80,7 +80,7 @@ class BackendConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How one step is spread over ranks. No setting here changes the arithmetic of a step."""
+    """How one step is spread over ranks. Only `mixed_precision` changes the numbers of a step."""
 
     mesh: MeshConfig = MeshConfig()
     padding: Literal["error", "auto"] = Field(
@@ -106,8 +106,9 @@ class AlgorithmConfig(Section):
         default=True, description="noisy blocks see the clean past of their own video"
     )
     causal: bool = Field(default=True, description="blocks see no later block")
-    i2v: bool = Field(default=False, description="latent frame 0 is given, not generated")
-    independent_first_frame: bool = Field(default=False, description="latent frame 0 is left out of the loss")
+    i2v: bool = Field(
+        default=False, description="latent frame 0 is given, not generated, and left out of the loss"
+    )
     num_train_timestep: PositiveInt = Field(default=1000, description="entries of the noise table")
     noise_augmentation_max_timestep: Count = Field(
         default=0, description="largest timestep of noise on the clean copy; 0 off"
@@ -134,7 +135,10 @@ class TrainingConfig(Section):
         default=10.0, gt=0, description="global gradient norm above which gradients are scaled down"
     )
     ema_weight: float = Field(
-        default=0.99, ge=0, lt=1, description="decay of the averaged parameters per step; 0 off"
+        default=0.99,
+        ge=0,
+        lt=1,
+        description="decay of the averaged parameters per step; 0 follows the weights",
     )
     ema_start_step: Count = Field(default=0, description="step at which averaging starts")
     fingerprint_interval: Count = Field(
@@ -205,7 +209,7 @@ class EvaluationConfig(Section):
     )
     use_ema: bool = Field(default=True, description="generate from the averaged parameters")
     prompts: list[str] = Field(
-        default_factory=list, description="one clip per prompt; empty takes the first sample's"
+        default_factory=list, description="one clip per prompt; empty takes those of the first four samples"
     )
 
 
@@ -215,7 +219,8 @@ class CheckpointConfig(Section):
     interval: Count = Field(default=0, description="steps between checkpoints; 0 only at the end")
     max_checkpoints: Count = Field(default=3, description="newest checkpoints kept; 0 keeps all")
     auto_resume: bool = Field(
-        default=True, description="continue from the newest checkpoint of the run directory"
+        default=True,
+        description="continue from the newest checkpoint in --logdir; false refuses a --logdir that has one",
     )
 
 
@@ -225,7 +230,9 @@ class LoggingConfig(Section):
     seed: Count = Field(
         default=0, description="seed of every random draw of the run; 0 is a seed like any other"
     )
-    interval: PositiveInt = Field(default=1, description="steps between lines of metrics")
+    interval: PositiveInt = Field(
+        default=1, description="steps between printed lines; metrics.jsonl holds every step"
+    )
     tensorboard: bool = Field(default=True, description="write TensorBoard events")
 
 

@@ -57,6 +57,8 @@ TRANSLATED: dict[str, Translation] = {
         },
         "no_shard": {"parallel.mesh.replicate": -1, "parallel.mesh.shard": 1},
     },
+    # A given frame never counts in the loss, so with i2v both values mean the same.
+    "algorithm.independent_first_frame": {False: {}, True: {"algorithm.i2v": True}},
     "infra.model_quant": {False: {}},
     "data.load_raw_video": {True: {"data.kind": "video"}, False: {"data.kind": "latents"}},
     "model_kwargs.t_scale": {1: {}},

@@ -126,7 +126,7 @@ def balance_inputs(config: RunConfig, world_size: int) -> BalanceInputs:
         causal=config.algorithm.causal,
         window=None if kwargs.local_attn_size < 0 else kwargs.local_attn_size,
         sink=kwargs.sink_size,
-        first_frame_given=config.algorithm.i2v or config.algorithm.independent_first_frame,
+        first_frame_given=config.algorithm.i2v,
     )
 
 

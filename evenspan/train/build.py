@@ -12,6 +12,7 @@ from evenspan.data.sampler import SampleSchedule
 from evenspan.data.text import ByteTextEncoder
 from evenspan.data.video_dataset import VideoDataset
 from evenspan.data.walk import WalkOptions
+from evenspan.model.flow import FlowSchedule
 from evenspan.model.initialize import init_weights
 from evenspan.model.presets import model_preset
 from evenspan.model.wan import CausalWan
@@ -37,7 +38,7 @@ def solve_degrees(config: RunConfig, *, world_size: int) -> Degrees:
 def frame_layout(config: RunConfig, degrees: Degrees) -> FrameLayout:
     """Which context rank owns which latent frames."""
     return FrameLayout(
-        frames=config.image_or_video_shape[1],
+        frames=config.frames,
         frame_per_block=config.num_frame_per_block,
         context=degrees.context,
         padding=config.parallel.padding == "auto",
@@ -48,6 +49,22 @@ def model_config(config: RunConfig) -> WanConfig:
     """The preset's sizes with the configuration's overrides."""
     preset = model_preset(config.model_kwargs.model_name)
     return preset.with_overrides(config.model_kwargs.overrides)
+
+
+def tokens_per_frame(config: RunConfig) -> int:
+    """Tokens of one latent frame."""
+    return model_config(config).tokens_per_frame(config.latent_height, config.latent_width)
+
+
+def attention_window(config: RunConfig) -> int | None:
+    """Latent frames that a block sees before itself; None for the whole past."""
+    size = config.model_kwargs.local_attn_size
+    return None if size < 0 else size
+
+
+def build_flow_schedule(config: RunConfig) -> FlowSchedule:
+    """The noise levels of training and of generation."""
+    return FlowSchedule(shift=config.model_kwargs.timestep_shift, steps=config.algorithm.num_train_timestep)
 
 
 def build_model(config: RunConfig, topology: Topology) -> CausalWan:

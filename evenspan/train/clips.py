@@ -14,11 +14,16 @@ from evenspan.data.draws import block_normal
 from evenspan.data.export import write_clip
 from evenspan.data.latents_dataset import LatentsDataset
 from evenspan.data.video_dataset import VideoDataset
-from evenspan.model.flow import FlowSchedule
 from evenspan.model.rollout import generate
 from evenspan.model.wan import CausalWan
 from evenspan.topology.layout import FrameRange
-from evenspan.train.build import build_codec, build_text_encoder, model_config
+from evenspan.train.build import (
+    attention_window,
+    build_codec,
+    build_flow_schedule,
+    build_text_encoder,
+    model_config,
+)
 
 _DEFAULT_CLIPS = 4
 
@@ -76,7 +81,8 @@ def make_clip(
     model.to(device).eval()
     evaluation = config.evaluation
     frames = evaluation.num_frames or config.image_or_video_shape[1]
-    block = config.num_frame_per_block
+    # Without causality the whole clip is one block, as in training.
+    block = config.num_frame_per_block if config.algorithm.causal else frames
     channels, height, width = config.image_or_video_shape[2:]
     last = request.text_NLE.shape[0] - 1
 
@@ -99,14 +105,12 @@ def make_clip(
         frames=frames,
         frame_per_block=block,
         shape=(channels, height, width),
-        schedule=FlowSchedule(
-            shift=config.model_kwargs.timestep_shift, steps=config.algorithm.num_train_timestep
-        ),
+        schedule=build_flow_schedule(config),
         steps=evaluation.sampling_steps,
         noise=noise,
         guidance=evaluation.guidance_scale,
         negative_text_BNLE=build_text_encoder(config).encode([""])[None].to(device),
-        window=None if config.model_kwargs.local_attn_size < 0 else config.model_kwargs.local_attn_size,
+        window=attention_window(config),
         sink=config.model_kwargs.sink_size,
         initial_BFCHW=None if request.initial_FCHW is None else request.initial_FCHW[None].to(device),
     )

@@ -1,10 +1,10 @@
-"""A run, as one line reads in the design: parts, data, steps, checkpoints, report."""
+"""A run from its parts to its last checkpoint: data, steps, report, checkpoints, clips."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -36,19 +36,14 @@ def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
     progress = resume(run)
     with ExitStack() as stack:
         reporter = open_reporter(run, progress, stack)
-        for batches, step in batches_from(run, progress, stack):
-            started = time.perf_counter()
+        loader = stack.enter_context(run.loader(progress))
+        for step in range(progress.step, config.training.max_iters):
+            started = time.perf_counter()  # before the batches: waiting for data counts
+            batches = list(loader.step(step))
             result, progress = one_step(run, batches, step=step, progress=progress)
             report_step(run, reporter, result, progress, started=started)
             after_step(run, reporter, progress)
     logger.info("finished %d steps: %s", progress.step, run.directory.root)
-
-
-def batches_from(run: Run, progress: Progress, stack: ExitStack) -> Iterator[tuple[list[VideoBatch], int]]:
-    """This rank's micro-batches of every step still to do, with the step's index from 0."""
-    loader = stack.enter_context(run.loader(progress))
-    for step in range(progress.step, run.config.training.max_iters):
-        yield list(loader.step(step)), step
 
 
 def one_step(

@@ -21,6 +21,7 @@ from evenspan.model.flow import (
     velocity_target,
 )
 from evenspan.topology.layout import FrameLayout
+from evenspan.train.build import attention_window, build_flow_schedule, tokens_per_frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +134,7 @@ class Objective:
 def build_objective(config: RunConfig, layout: FrameLayout, *, seed: int) -> Objective:
     """The objective that `config` describes on `layout`."""
     return Objective(
-        schedule=FlowSchedule(
-            shift=config.model_kwargs.timestep_shift, steps=config.algorithm.num_train_timestep
-        ),
+        schedule=build_flow_schedule(config),
         layout=layout,
         table=attention_table(config, layout),
         seed=seed,
@@ -147,10 +146,8 @@ def build_objective(config: RunConfig, layout: FrameLayout, *, seed: int) -> Obj
 
 def attention_table(config: RunConfig, layout: FrameLayout) -> SpanTable:
     """Who attends whom, over the tokens of all ranks in the order in which the exchange delivers them."""
-    height, width = config.image_or_video_shape[3:]
-    tokens_per_frame = (height // 2) * (width // 2)
     shares = [(share.start, share.stop) for share in layout.shares]
-    window = None if config.model_kwargs.local_attn_size < 0 else config.model_kwargs.local_attn_size
+    window = attention_window(config)
     if config.algorithm.teacher_forcing:
         frames = teacher_forcing(
             shares,
@@ -169,4 +166,4 @@ def attention_table(config: RunConfig, layout: FrameLayout) -> SpanTable:
             window=window,
             sink=config.model_kwargs.sink_size,
         )
-    return frames.scaled(tokens_per_frame)
+    return frames.scaled(tokens_per_frame(config))

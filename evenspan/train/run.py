@@ -19,7 +19,14 @@ from evenspan.errors import RunError
 from evenspan.model.wan import CausalWan
 from evenspan.topology.layout import FrameLayout
 from evenspan.topology.mesh import Topology, build_topology
-from evenspan.train.build import build_model, build_schedule, frame_layout, open_dataset, solve_degrees
+from evenspan.train.build import (
+    build_model,
+    build_schedule,
+    frame_layout,
+    open_dataset,
+    solve_degrees,
+    tokens_per_frame,
+)
 from evenspan.train.checkpoint import Progress, list_checkpoints, load_checkpoint, remove_partial
 from evenspan.train.ema import Ema
 from evenspan.train.objective import Objective, build_objective
@@ -60,8 +67,7 @@ class Run:
     @property
     def tokens_per_step(self) -> int:
         """Latent tokens of the valid frames of one global batch; clean and noisy copies count once."""
-        height, width = self.config.image_or_video_shape[3:]
-        return self.schedule.global_batch * self.layout.frames * (height // 2) * (width // 2)
+        return self.schedule.global_batch * self.layout.frames * tokens_per_frame(self.config)
 
 
 def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
@@ -95,12 +101,22 @@ def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
 
 
 def resume(run: Run) -> Progress:
-    """Load the newest complete checkpoint of the run directory, if there is one and `auto_resume` is on."""
+    """Load the newest complete checkpoint of the run directory, if there is one.
+
+    Raises RunError R107 when there is one and `auto_resume` is off: a run from step 0 would mix its own with
+    those, and the newest by number would be neither kept nor resumed rightly.
+    """
     if dist.get_rank() == 0:
         remove_partial(run.directory.checkpoints)
     found = list_checkpoints(run.directory.checkpoints)
-    if not found or not run.config.checkpoints.auto_resume:
+    if not found:
         return Progress(step=0, samples=0)
+    if not run.config.checkpoints.auto_resume:
+        raise RunError(
+            "R107",
+            f"{run.directory.checkpoints} holds {found[-1].name}, but checkpoints.auto_resume is false",
+            hint="give a new --logdir, or set checkpoints.auto_resume=true to go on from there",
+        )
     progress = load_checkpoint(found[-1], model=run.model, optimizer=run.optimizer, ema=run.ema)
     logger.info("resumed %s after step %d", found[-1].name, progress.step)
     return progress

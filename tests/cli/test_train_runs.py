@@ -187,6 +187,14 @@ def assert_gone(pids: list[int]) -> None:
         time.sleep(0.2)
 
 
+def assert_complete(logdir: Path, out: Path) -> None:
+    """What bears a checkpoint's name is a checkpoint, and the newest can be read."""
+    found = list_checkpoints(logdir / "checkpoints")
+    assert found
+    assert sorted((logdir / "checkpoints").glob("step_*")) == found
+    sample_run(logdir, out=out)
+
+
 def test_a_killed_rank_ends_the_run_by_name(config: Path, tmp_path: Path) -> None:
     process = start_endless(config, tmp_path / "run")
     ranks = ranks_of(process)
@@ -197,9 +205,7 @@ def test_a_killed_rank_ends_the_run_by_name(config: Path, tmp_path: Path) -> Non
     assert "R104" in stderr
     assert "SIGKILL" in stderr
     assert_gone(ranks)
-    assert not list((tmp_path / "run" / "checkpoints").glob(".partial*")) or list_checkpoints(
-        tmp_path / "run" / "checkpoints"
-    )
+    assert_complete(tmp_path / "run", tmp_path / "clip.gif")
 
 
 def test_ctrl_c_ends_the_run_quietly(config: Path, tmp_path: Path) -> None:
@@ -210,4 +216,4 @@ def test_ctrl_c_ends_the_run_quietly(config: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr, stderr
     assert_gone(ranks)
-    assert list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert_complete(tmp_path / "run", tmp_path / "clip.gif")

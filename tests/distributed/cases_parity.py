@@ -67,7 +67,6 @@ def config_of(case: Case, *, context: int) -> RunConfig:
             },
             "algorithm": {
                 "i2v": case.i2v,
-                "independent_first_frame": case.i2v,
                 "teacher_forcing": case.teacher_forcing,
             },
             "data": {"data_path": "unused"},

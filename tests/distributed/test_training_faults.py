@@ -78,6 +78,17 @@ def test_a_torn_checkpoint_is_named(world2: RankPool, latents: Path, tmp_path: P
     assert all(error.startswith("K102") for error in errors), errors
 
 
+def test_a_fresh_start_over_checkpoints_is_refused(world2: RankPool, latents: Path, tmp_path: Path) -> None:
+    logdir = tmp_path / "run"
+    config = run_config(latents, context=2, max_iters=1)
+    world2.run(error_of_training, config, logdir)
+    before = list_checkpoints(logdir / "checkpoints")
+    fresh = config.checkpoints.model_copy(update={"auto_resume": False})
+    errors = world2.run(error_of_training, config.model_copy(update={"checkpoints": fresh}), logdir)
+    assert all(error.startswith("R107") for error in errors), errors
+    assert list_checkpoints(logdir / "checkpoints") == before
+
+
 def test_another_run_is_refused_on_every_rank(world2: RankPool, latents: Path, tmp_path: Path) -> None:
     logdir = tmp_path / "run"
     world2.run(error_of_training, run_config(latents, context=2, max_iters=1), logdir)

@@ -276,3 +276,13 @@ def test_shipped_configurations_load(name: str) -> None:
 def test_both_shipped_5b_configurations_are_the_same_run() -> None:
     root = Path(__file__).parents[2] / "configs"
     assert load_config(root / "wan_ti2v_5B.py") == load_config(root / "train_ar.yaml")
+
+
+def test_longlives_independent_first_frame_is_what_i2v_does(tmp_path):
+    path = tmp_path / "run.yaml"
+    text = "image_or_video_shape: [1, 8, 48, 16, 16]\ndata: {data_path: somewhere}\nalgorithm: {%s}\n"
+    for written, i2v in (("independent_first_frame: true", True), ("independent_first_frame: false", False)):
+        path.write_text(text % written)
+        assert load_config(path).algorithm.i2v is i2v
+    path.write_text(text % "i2v: false, independent_first_frame: true")
+    assert [finding.code for finding in read_config(path).findings] == ["C004"]

@@ -11,13 +11,13 @@ from evenspan.errors import RunError
 from evenspan.train.run_dir import RunDir
 
 
-def config(**training: object) -> RunConfig:
+def config(*, batch: int = 1, **training: object) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model_kwargs": {"model_name": "wan-nano"},
-            "image_or_video_shape": [1, 8, 12, 4, 4],
+            "image_or_video_shape": [batch, 8, 12, 4, 4],
             "num_frame_per_block": 2,
-            "training": training,
+            "training": {"batch_size": batch, **training},
             "data": {"data_path": "somewhere"},
         }
     )
@@ -35,6 +35,7 @@ def test_settings_that_only_spread_the_work_may_change(tmp_path: Path) -> None:
     directory = RunDir(tmp_path / "run")
     directory.claim(config(max_iters=5, gradient_accumulation_steps=2))
     directory.claim(config(max_iters=9, gradient_accumulation_steps=1))
+    directory.claim(config(max_iters=9, batch=2))
 
 
 def test_another_configuration_is_refused_with_its_differences(tmp_path: Path) -> None:
