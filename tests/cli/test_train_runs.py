@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from evenspan.data.latents_dataset import write_latents
-from evenspan.errors import CheckpointError, RunError
+from evenspan.errors import CheckpointError, ConfigError, RunError
 from evenspan.train.checkpoint import list_checkpoints
 from evenspan.train.sample import sample_run
 
@@ -108,6 +108,10 @@ def test_sample_writes_a_clip(finished: Path, tmp_path: Path, suffix: str) -> No
 def test_sample_refuses_what_it_cannot_do(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="R105"):
         sample_run(finished, out=tmp_path / "clip.webm")
+    with pytest.raises(RunError, match="R108"):
+        sample_run(finished, out=tmp_path / "clip.gif", overrides=["num_frame_per_block=4"])
+    with pytest.raises(ConfigError, match="S203"):
+        sample_run(finished, out=tmp_path / "clip.gif", overrides=["evaluation.num_frames=2000"])
     with pytest.raises(RunError, match="R106"):
         sample_run(tmp_path, out=tmp_path / "clip.gif")
     shutil.copy(finished / "config.yaml", tmp_path)
