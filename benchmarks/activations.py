@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from evenspan.config.schema import RunConfig
 from evenspan.data.batch import VideoBatch, split_video_batch
 from evenspan.testing import RankContext, RankPool
+from evenspan.topology.from_config import frame_layout, solve_degrees
 from evenspan.topology.layout import FrameRange
 from evenspan.topology.mesh import build_topology
-from evenspan.train.build import build_model, frame_layout, model_config, solve_degrees
+from evenspan.train.build import build_model, model_config
 from evenspan.train.objective import build_objective
 
 FRAMES, CHANNELS, HEIGHT, WIDTH, BLOCK = 32, 48, 16, 16, 4
@@ -43,7 +44,7 @@ def saved_bytes(ctx: RankContext, context: int, checkpointing: str) -> int:
     config = config_at(context, checkpointing)
     degrees = solve_degrees(config, world_size=ctx.world_size)
     topology = build_topology(degrees, device=torch.device("cpu"))
-    layout = frame_layout(config, degrees)
+    layout = frame_layout(config)
     model = build_model(config, topology)
     batch = split_video_batch(
         clip(model_config(config).text_dim), layout=layout, context_rank=topology.coordinates.context

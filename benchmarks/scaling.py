@@ -16,8 +16,9 @@ import torch
 from benchmarks.activations import clip, config_at
 from evenspan.data.batch import split_video_batch
 from evenspan.testing import RankContext, RankPool
+from evenspan.topology.from_config import frame_layout, solve_degrees
 from evenspan.topology.mesh import build_topology
-from evenspan.train.build import build_model, frame_layout, model_config, solve_degrees
+from evenspan.train.build import build_model, model_config
 from evenspan.train.objective import build_objective
 from evenspan.train.optimizer import build_optimizer
 from evenspan.train.step import train_step
@@ -29,7 +30,7 @@ def step_seconds(ctx: RankContext, context: int, threads: int, steps: int) -> li
     config = config_at(context, "none")
     degrees = solve_degrees(config, world_size=ctx.world_size)
     topology = build_topology(degrees, device=torch.device("cpu"))
-    layout = frame_layout(config, degrees)
+    layout = frame_layout(config)
     model = build_model(config, topology)
     optimizer = build_optimizer(model.parameters(), config.training)
     batch = split_video_batch(

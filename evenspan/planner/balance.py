@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from evenspan.attention.patterns import block_causal, teacher_forcing
-from evenspan.attention.spans import Span, SpanTable
+from evenspan.attention.clip_pattern import clip_pattern
 from evenspan.comm.heads import check_heads, exchanged_heads
 from evenspan.config.schema import RunConfig
 from evenspan.model.presets import model_preset
 from evenspan.topology.degrees import Degrees
-from evenspan.topology.layout import FrameLayout, FrameRange
+from evenspan.topology.from_config import frame_layout, solve_degrees
+from evenspan.topology.layout import FrameLayout
 
 BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp64": 8}
 
@@ -98,30 +98,18 @@ def balance_report(config: RunConfig, world_size: int) -> BalanceReport:
 
 def balance_inputs(config: RunConfig, world_size: int) -> BalanceInputs:
     """What `config` says about the work."""
-    mesh, parallel = config.parallel.mesh, config.parallel
     kwargs = config.model_kwargs
     model = model_preset(kwargs.model_name).with_overrides(kwargs.overrides)
     return BalanceInputs(
-        degrees=Degrees.solve(
-            replicate=mesh.replicate,
-            shard=mesh.shard,
-            context=config.sequence_parallel_size,
-            tensor=mesh.tensor,
-            world_size=world_size,
-        ),
-        layout=FrameLayout(
-            frames=config.frames,
-            frame_per_block=config.num_frame_per_block,
-            context=config.sequence_parallel_size,
-            padding=parallel.padding == "auto",
-        ),
+        degrees=solve_degrees(config, world_size=world_size),
+        layout=frame_layout(config),
         batch=config.training.batch_size,
         tokens_per_frame=model.tokens_per_frame(config.latent_height, config.latent_width),
         layers=model.num_layers,
         heads=model.num_attention_heads,
         kv_heads=model.num_attention_heads,
         head_dim=model.attention_head_dim,
-        bytes_per_element=BYTES_PER_ELEMENT[parallel.mixed_precision],
+        bytes_per_element=BYTES_PER_ELEMENT[config.parallel.mixed_precision],
         teacher_forcing=config.algorithm.teacher_forcing,
         causal=config.algorithm.causal,
         window=None if kwargs.local_attn_size < 0 else kwargs.local_attn_size,
@@ -134,7 +122,14 @@ def count_work(inputs: BalanceInputs) -> BalanceReport:
     """The work of every global rank. Raises X101 when the context ranks do not divide the heads."""
     degrees, layout = inputs.degrees, inputs.layout
     check_heads(inputs.heads, kv_heads=inputs.kv_heads, ranks=degrees.context)
-    pairs = frame_table(inputs).pairs * inputs.tokens_per_frame**2
+    pattern = clip_pattern(
+        layout,
+        teacher_forced=inputs.teacher_forcing,
+        causal=inputs.causal,
+        window=inputs.window,
+        sink=inputs.sink,
+    )
+    pairs = pattern.pairs * inputs.tokens_per_frame**2
     copies = 2 if inputs.teacher_forcing else 1
     by_context = []
     for context_rank in range(degrees.context):
@@ -152,27 +147,6 @@ def count_work(inputs: BalanceInputs) -> BalanceReport:
     return BalanceReport(ranks=tuple(by_context[context] for context in contexts))
 
 
-def frame_table(inputs: BalanceInputs) -> SpanTable:
-    """The attention pattern in frames, over all context ranks in their order after the exchange."""
-    layout = inputs.layout
-    shares = [_as_pair(share) for share in layout.shares]
-    block, valid = layout.frame_per_block, layout.frames
-    if inputs.teacher_forcing:
-        return teacher_forcing(
-            shares, frame_per_block=block, valid_frames=valid, window=inputs.window, sink=inputs.sink
-        )
-    if inputs.causal:
-        return block_causal(
-            layout.padded_frames,
-            frame_per_block=block,
-            window=inputs.window,
-            sink=inputs.sink,
-            shares=shares,
-            valid_frames=valid,
-        )
-    return SpanTable((Span(0, valid, 0, valid),), layout.padded_frames, layout.padded_frames)
-
-
 def _exchanged_bytes(inputs: BalanceInputs) -> int:
     """q, k, v in and the output back, forward and backward: 4 (h + k) B S e (P-1) / P^2 per layer."""
     ranks = inputs.degrees.context
@@ -181,10 +155,6 @@ def _exchanged_bytes(inputs: BalanceInputs) -> int:
     heads_there_and_back = exchanged_heads(inputs.heads, kv_heads=inputs.kv_heads, ranks=ranks) + inputs.heads
     held = tokens_local * heads_there_and_back * inputs.head_dim * inputs.bytes_per_element
     return 2 * inputs.layers * held * (ranks - 1) // ranks
-
-
-def _as_pair(frames: FrameRange) -> tuple[int, int]:
-    return frames.start, frames.stop
 
 
 def _max_over_mean(values: Sequence[int]) -> float:

@@ -18,31 +18,7 @@ from evenspan.model.presets import model_preset
 from evenspan.model.wan import CausalWan
 from evenspan.model.wan_config import WanConfig
 from evenspan.parallel.apply import parallelize
-from evenspan.topology.degrees import Degrees
-from evenspan.topology.layout import FrameLayout
 from evenspan.topology.mesh import Topology
-
-
-def solve_degrees(config: RunConfig, *, world_size: int) -> Degrees:
-    """The degree of every mesh axis for `world_size` ranks."""
-    mesh = config.parallel.mesh
-    return Degrees.solve(
-        replicate=mesh.replicate,
-        shard=mesh.shard,
-        context=config.sequence_parallel_size,
-        tensor=mesh.tensor,
-        world_size=world_size,
-    )
-
-
-def frame_layout(config: RunConfig, degrees: Degrees) -> FrameLayout:
-    """Which context rank owns which latent frames."""
-    return FrameLayout(
-        frames=config.frames,
-        frame_per_block=config.num_frame_per_block,
-        context=degrees.context,
-        padding=config.parallel.padding == "auto",
-    )
 
 
 def model_config(config: RunConfig) -> WanConfig:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evenspan.attention.patterns import block_causal, teacher_forcing
+from evenspan.attention.clip_pattern import clip_pattern
 from evenspan.attention.spans import SpanTable
 from evenspan.config.schema import RunConfig
 from evenspan.data.batch import VideoBatch
@@ -146,24 +146,11 @@ def build_objective(config: RunConfig, layout: FrameLayout, *, seed: int) -> Obj
 
 def attention_table(config: RunConfig, layout: FrameLayout) -> SpanTable:
     """Who attends whom, over the tokens of all ranks in the order in which the exchange delivers them."""
-    shares = [(share.start, share.stop) for share in layout.shares]
-    window = attention_window(config)
-    if config.algorithm.teacher_forcing:
-        frames = teacher_forcing(
-            shares,
-            frame_per_block=layout.frame_per_block,
-            valid_frames=layout.frames,
-            window=window,
-            sink=config.model_kwargs.sink_size,
-        )
-    else:
-        frames = block_causal(
-            layout.padded_frames,
-            shares=shares,
-            # Without causality the whole clip is one block.
-            frame_per_block=layout.frame_per_block if config.algorithm.causal else layout.padded_frames,
-            valid_frames=layout.frames,
-            window=window,
-            sink=config.model_kwargs.sink_size,
-        )
-    return frames.scaled(tokens_per_frame(config))
+    pattern = clip_pattern(
+        layout,
+        teacher_forced=config.algorithm.teacher_forcing,
+        causal=config.algorithm.causal,
+        window=attention_window(config),
+        sink=config.model_kwargs.sink_size,
+    )
+    return pattern.scaled(tokens_per_frame(config))

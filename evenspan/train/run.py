@@ -17,14 +17,13 @@ from evenspan.data.sampler import SampleSchedule
 from evenspan.data.video_dataset import VideoDataset
 from evenspan.errors import RunError
 from evenspan.model.wan import CausalWan
+from evenspan.topology.from_config import frame_layout, solve_degrees
 from evenspan.topology.layout import FrameLayout
 from evenspan.topology.mesh import Topology, build_topology
 from evenspan.train.build import (
     build_model,
     build_schedule,
-    frame_layout,
     open_dataset,
-    solve_degrees,
     tokens_per_frame,
 )
 from evenspan.train.checkpoint import Progress, list_checkpoints, load_checkpoint, remove_partial
@@ -76,7 +75,7 @@ def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
     degrees = solve_degrees(config, world_size=dist.get_world_size())
     claim_on_rank0(directory, config)
     topology = build_topology(degrees, device=device)
-    layout = frame_layout(config, degrees)
+    layout = frame_layout(config)
     dataset = open_dataset(config)
     model = build_model(config, topology)
     if degrees.context > 1:

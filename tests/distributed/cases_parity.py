@@ -14,9 +14,10 @@ from evenspan.data.batch import VideoBatch, split_video_batch
 from evenspan.model.initialize import init_weights
 from evenspan.model.wan import CausalWan
 from evenspan.testing import RankContext
+from evenspan.topology.from_config import frame_layout, solve_degrees
 from evenspan.topology.layout import FrameLayout, FrameRange
 from evenspan.topology.mesh import build_topology
-from evenspan.train.build import frame_layout, model_config, place_model, solve_degrees
+from evenspan.train.build import model_config, place_model
 from evenspan.train.objective import build_objective
 from evenspan.train.step import accumulate_gradients
 
@@ -143,7 +144,7 @@ def sharded(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     config = config_of(case, context=case.context)
     degrees = solve_degrees(config, world_size=case.context * case.replicate)
     topology = build_topology(degrees, device=torch.device("cpu"))
-    layout = frame_layout(config, degrees)
+    layout = frame_layout(config)
     model = new_model(config)
     batches = global_batches(case, text_dim=model_config(config).text_dim)
     place_model(model, config, topology)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from evenspan.config.schema import RunConfig
-from evenspan.train.build import attention_window, frame_layout, solve_degrees, tokens_per_frame
+from evenspan.topology.from_config import frame_layout
+from evenspan.train.build import attention_window, tokens_per_frame
 from evenspan.train.objective import attention_table
 
 
@@ -25,7 +26,7 @@ def test_the_attention_table_counts_the_patches_of_the_model() -> None:
     for patch, tokens in (((1, 2, 2), 32), ((1, 4, 2), 16)):
         run = config(patch=patch)
         assert tokens_per_frame(run) == tokens
-        layout = frame_layout(run, solve_degrees(run, world_size=1))
+        layout = frame_layout(run)
         assert attention_table(run, layout).q_tokens == 2 * 4 * tokens
 
 
