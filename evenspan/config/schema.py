@@ -10,18 +10,22 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+LARGEST_SIZE = 2**31 - 1
+LARGEST_COUNT = 2**63 - 1
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Degree = Annotated[int, Field(ge=1)]
-FreeDegree = Annotated[int, Field(ge=-1)]
+Degree = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+FreeDegree = Annotated[int, Field(ge=-1, le=LARGEST_SIZE)]
 Override = int | float | bool | str | list[int]
 
 
 class Section(BaseModel):
     """Closed and frozen: an unknown key is an error, a value never changes after it was checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class ModelConfig(Section):

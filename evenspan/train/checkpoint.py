@@ -98,7 +98,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 def read_progress(path: Path) -> Progress:
     """The progress that the checkpoint at `path` recorded."""
-    return Progress(**json.loads((path / _STATE_FILE).read_text(encoding="ascii")))
+    state = json.loads((path / _STATE_FILE).read_text(encoding="ascii"))
+    return Progress(step=int(state["step"]), samples=int(state["samples"]))
 
 
 def remove_partial(directory: Path) -> None:
