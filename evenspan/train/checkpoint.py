@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, *, model: nn.Module, optimizer: Optimizer, ema: 
     try:
         dcp.load(state, checkpoint_id=path)
         progress = read_progress(path)
-    except (CheckpointException, OSError, ValueError, KeyError) as error:
+    except (CheckpointException, OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return progress

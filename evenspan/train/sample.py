@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from evenspan.check.rules import check_config
 from evenspan.config.load import load_config
 from evenspan.config.schema import RunConfig
-from evenspan.errors import CheckpointError, RunError
+from evenspan.errors import CheckpointError, ConfigError, RunError
 from evenspan.model.wan import CausalWan
 from evenspan.train.build import build_text_encoder, model_config, open_dataset
 from evenspan.train.checkpoint import list_checkpoints, load_average, load_weights
@@ -32,7 +33,7 @@ def sample_run(
     """Generate a clip from the newest checkpoint in `run_dir` and write it to `out` (.gif or .mp4).
 
     `prompts` holds one prompt, or one per block; without any, the first clip that evaluation would make.
-    Overrides may change `evaluation.*`. Raises RunError R105 for a file type that cannot be written and
+    Overrides may change `evaluation.*`, R108 for others. Raises RunError R105 for a file type that cannot be written and
     CheckpointError K103 when the run holds no complete checkpoint.
     """
     if out.suffix not in _SUFFIXES:
@@ -44,7 +45,7 @@ def sample_run(
         raise RunError(
             "R106", f"{run_dir} is no run: it has no config.yaml", hint="name the --logdir of a training run"
         )
-    config = load_config(directory.config, overrides=list(overrides))
+    config = _config(directory, overrides)
     found = list_checkpoints(directory.checkpoints)
     if not found:
         raise CheckpointError(
@@ -60,6 +61,21 @@ def sample_run(
         seed=config.logging.seed if seed is None else seed,
         device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
     )
+
+
+def _config(directory: RunDir, overrides: Sequence[str]) -> RunConfig:
+    """The run's configuration with other evaluation settings; anything else belongs to the weights."""
+    written = load_config(directory.config)
+    config = load_config(directory.config, overrides=list(overrides))
+    if config.model_copy(update={"evaluation": written.evaluation}) != written:
+        raise RunError(
+            "R108",
+            f"{' '.join(overrides)} changes more than evaluation settings of {directory.root}",
+            hint="override only evaluation.num_frames, evaluation.sampling_steps and their neighbours",
+        )
+    if findings := check_config(config, world_size=None, check_paths=False):
+        raise ConfigError(findings)
+    return config
 
 
 def _request(config: RunConfig, prompts: Sequence[str]) -> ClipRequest:

@@ -56,7 +56,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["file", "file/below", "a" * 300])
 def test_a_place_that_cannot_be_a_directory_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("years of work")
-    with pytest.raises(RunError, match="R107.*cannot be a run directory"):
+    with pytest.raises(RunError, match=r"R107.*cannot be a run directory"):
         RunDir(tmp_path / name).claim(config())
     assert (tmp_path / "file").read_text() == "years of work"
 
