@@ -85,9 +85,9 @@ class Reporter:
             self._metrics.write(json.dumps({"kind": kind, "step": step, **facts}) + "\n")
             self._metrics.flush()
             if self._writer:
-                for name, value in facts.items():
-                    if isinstance(value, int | float):
-                        self._writer.add_scalar(f"{kind}/{name}", value, step)
+                numbers = {name: fact for name, fact in facts.items() if isinstance(fact, int | float)}
+                for name, value in numbers.items():
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
 
 
 @contextmanager

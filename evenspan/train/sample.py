@@ -33,8 +33,8 @@ def sample_run(
     """Generate a clip from the newest checkpoint in `run_dir` and write it to `out` (.gif or .mp4).
 
     `prompts` holds one prompt, or one per block; without any, the first clip that evaluation would make.
-    Overrides may change `evaluation.*`, R108 for others. Raises RunError R105 for a file type that cannot be written and
-    CheckpointError K103 when the run holds no complete checkpoint.
+    Overrides may change `evaluation.*`. Raises RunError R105 for a file type that cannot be written, R108
+    for an override of anything else, and CheckpointError K103 when the run holds no complete checkpoint.
     """
     if out.suffix not in _SUFFIXES:
         raise RunError(
