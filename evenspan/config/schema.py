@@ -174,7 +174,7 @@ class DataConfig(Section):
     )
     codec: CodecConfig = CodecConfig()
     text: TextConfig = TextConfig()
-    fps: float = Field(default=24.0, gt=0, description="raw frames per second of a clip")
+    fps: float = Field(default=24.0, gt=0, le=1000, description="raw frames per second of a clip")
     allow_padding: bool = Field(
         default=False, description="accept samples shorter than the clip; missing frames carry no loss"
     )
@@ -193,8 +193,11 @@ class DataConfig(Section):
     random_start: bool = Field(
         default=True, description="draw the first frame of a clip; false starts at the first frame"
     )
-    prefetch: Count = Field(
-        default=1, description="micro-batches each rank prepares in the background; 0 prepares none"
+    prefetch: int = Field(
+        default=1,
+        ge=0,
+        le=1024,
+        description="micro-batches each rank prepares in the background; 0 prepares none",
     )
 
 

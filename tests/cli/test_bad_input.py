@@ -89,7 +89,9 @@ def test_model_fields_are_finite(capsys: pytest.CaptureFixture[str], value: str)
         "image_or_video_shape=[1,2147483647,48,16,16]",
         "model_kwargs.overrides.num_attention_heads=99999999999999999999",
         "model_kwargs.overrides.num_attention_heads=2147483647",
-        "data.prefetch=99999999999999999999",
+        "data.prefetch=1025",
+        "data.prefetch=-1",
+        "data.fps=1001",
     ],
 )
 def test_huge_numbers_are_named_at_once(capsys: pytest.CaptureFixture[str], override: str) -> None:
