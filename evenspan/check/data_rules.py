@@ -14,8 +14,8 @@ AT = "data.data_path"
 def data_exists(run: Run) -> Iterator[Broken]:
     """A path that is not there is found now, not after the model was built."""
     path = Path(run.config.data.data_path)
-    if run.check_paths and not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
+    if run.check_paths and not _is_dir(path):
+        what = _what_is_there(path)
         parent = _nearest_parent(path.absolute())
         hint = (
             f"give a directory with video/ and caption/ ({parent} exists), "
@@ -24,16 +24,30 @@ def data_exists(run: Run) -> Iterator[Broken]:
         yield Broken(at=AT, fact=f"{str(path)!r} {what}", hint=hint)
 
 
+def _what_is_there(path: Path) -> str:
+    try:
+        return "is a file" if path.exists() else "does not exist"
+    except OSError as error:  # a name too long, a folder that may not be entered
+        return f"cannot be looked up: {error.strerror}"
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _nearest_parent(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.is_dir())
+    return next(parent for parent in path.parents if _is_dir(parent))
 
 
 @rule("D402", "data-has-samples", reads=(AT, "data.kind"))
 def data_has_samples(run: Run) -> Iterator[Broken]:
     """An empty folder, or one laid out otherwise, gives no sample to train on."""
     path = Path(run.config.data.data_path)
-    if not run.check_paths or not path.is_dir():
-        return
+    if not run.check_paths or not _is_dir(path):
+        return  # D401 has said so
     if run.config.data.kind == "latents":
         if next(path.glob("*.safetensors"), None) is None:
             yield Broken(

@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from evenspan.check.rules import check_file
-from evenspan.cli.check_cmd import FileArgument, FormatOption, OverridesArgument
-from evenspan.cli.output import Format
+from evenspan.cli.check_cmd import MOST_RANKS, FileArgument, FormatOption, OverridesArgument
+from evenspan.cli.output import Format, write_text
 
 
 def balance(
     file: FileArgument,
-    world_size: Annotated[int, typer.Option("--world-size", min=1, help="ranks that will run it")],
+    world_size: Annotated[
+        int, typer.Option("--world-size", min=1, max=MOST_RANKS, help="ranks that will run it")
+    ],
     overrides: OverridesArgument = None,
     output: FormatOption = Format.TEXT,
     out: Annotated[Path | None, typer.Option("--out", help="write to this file, .txt or .json")] = None,
@@ -34,5 +36,5 @@ def balance(
     if out is None:
         print(text)
     else:
-        out.write_text(f"{text}\n", encoding="utf-8")
+        write_text(out, f"{text}\n")
         print(f"wrote {out}")

@@ -12,8 +12,11 @@ from evenspan.check.rules import check_file
 from evenspan.cli.output import Format, print_findings
 from evenspan.errors import ConfigError
 
+MOST_RANKS = 2**20
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="configuration, .yaml or literal .py")]
-WorldOption = Annotated[int | None, typer.Option("--world-size", min=1, help="ranks that will run it")]
+WorldOption = Annotated[
+    int | None, typer.Option("--world-size", min=1, max=MOST_RANKS, help="ranks that will run it")
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="text or json")]
 OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings that replace the file's")

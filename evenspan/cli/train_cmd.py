@@ -16,7 +16,11 @@ ConfigOption = Annotated[
     Path,
     typer.Option("--config", "--config_path", "--config-path", help="configuration, .yaml or literal .py"),
 ]
-NprocOption = Annotated[int | None, typer.Option("--nproc", min=1, help="ranks to start on this machine")]
+MOST_LOCAL_RANKS = 1024
+NprocOption = Annotated[
+    int | None,
+    typer.Option("--nproc", min=1, max=MOST_LOCAL_RANKS, help="ranks to start on this machine"),
+]
 LogdirOption = Annotated[
     Path | None, typer.Option("--logdir", help="run directory; runs/<name of the configuration> by default")
 ]

@@ -138,7 +138,7 @@ def without_conflicts(entries: Sequence[Entry], findings: list[Finding]) -> dict
     settled: dict[str, Entry] = {}
     for entry in entries:
         first = settled.setdefault(entry.path, entry)
-        if first.value != entry.value:
+        if first is not entry and first.value != entry.value:
             findings.append(
                 Finding(
                     code="C004",

@@ -17,6 +17,7 @@ from evenspan.errors import TopologyError
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20000, 20000
+LAST_PORT = 65535
 OPENMPI_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")
 
 
@@ -208,7 +209,17 @@ def _checked(env: LaunchEnv) -> LaunchEnv:
                 f"{name} {rank} of {size} ({env.launcher}) does not exist",
                 hint=f"the {name} counts from 0 to {size - 1 if size else 0}; check the launcher's variables",
             )
+    _check_port(env)
     return env
+
+
+def _check_port(env: LaunchEnv) -> None:
+    if env.master_port > LAST_PORT:
+        raise TopologyError(
+            "T111",
+            f"MASTER_PORT={env.master_port} is no port",
+            hint=f"set MASTER_PORT to 1 to {LAST_PORT}",
+        )
 
 
 def default_threads(count: int) -> None:

@@ -18,10 +18,10 @@ def literal_assignments(text: str, *, name: str) -> dict[str, Any]:
     try:
         module = ast.parse(text, filename=name)
     except SyntaxError as error:
-        at = f"{name}:{error.lineno}"
-        raise ConfigError(
-            [Finding(code="C006", at=at, fact=f"is not Python: {error.msg}", hint=WAY_OUT)]
-        ) from None
+        at = f"{name}:{error.lineno}" if error.lineno else name
+        raise _not_python(at, error.msg) from None
+    except (MemoryError, RecursionError):
+        raise _not_python(name, "nested too deeply") from None
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     findings: list[Finding] = []
@@ -31,7 +31,7 @@ def literal_assignments(text: str, *, name: str) -> dict[str, Any]:
         at = f"{name}:{statement.lineno}"
         target, expression = _assignment(statement)
         if target is None or expression is None:
-            shown = ast.unparse(statement).splitlines()[0]
+            shown = _shown(statement).splitlines()[0]
             findings.append(
                 Finding(code="C006", at=at, fact=f"`{shown}` is no assignment of a literal", hint=WAY_OUT)
             )
@@ -44,13 +44,24 @@ def literal_assignments(text: str, *, name: str) -> dict[str, Any]:
         try:
             values[target] = _plain(ast.literal_eval(expression))
         except (ValueError, TypeError, MemoryError, RecursionError):
-            shown = ast.unparse(expression)
+            shown = _shown(expression)
             findings.append(
                 Finding(code="C006", at=at, fact=f"{target} = {shown} is no literal", hint=WAY_OUT)
             )
     if findings:
         raise ConfigError(findings)
     return values
+
+
+def _not_python(at: str, reason: str) -> ConfigError:
+    return ConfigError([Finding(code="C006", at=at, fact=f"is not Python: {reason}", hint=WAY_OUT)])
+
+
+def _shown(node: ast.stmt | ast.expr) -> str:
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "..."
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

@@ -17,6 +17,9 @@ from evenspan.config.schema import RunConfig
 from evenspan.config.validate import validated
 from evenspan.errors import ConfigError, Finding
 
+UNREADABLE_YAML = (YAMLError, OmegaConfBaseException, ValueError, RecursionError)
+"""What reading YAML raises; ValueError comes from a number with more digits than Python converts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
@@ -85,7 +88,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         return literal_assignments(text, name=str(path))
     try:
         loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=True) if text.strip() else {}
-    except (YAMLError, OmegaConfBaseException) as error:
+    except AssertionError:  # what OmegaConf has to say about a document that is one number
+        loaded = text.strip()
+    except UNREADABLE_YAML as error:
         reason = " ".join(str(error).split())
         raise _one(
             "C005", str(path), f"is not readable as YAML: {reason}", "correct the file at that place"
@@ -108,7 +113,7 @@ def _read_overrides(overrides: Sequence[str], findings: list[Finding]) -> dict[s
             continue
         try:
             container = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=True)
-        except (YAMLError, OmegaConfBaseException) as error:
+        except UNREADABLE_YAML as error:
             fact = f"the value is not readable as YAML: {' '.join(str(error).split())}"
             findings.append(Finding(code="C007", at=text, fact=fact, hint="correct it, or quote it as text"))
             continue

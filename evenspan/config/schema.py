@@ -10,18 +10,22 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+LARGEST_SIZE = 2**31 - 1
+LARGEST_COUNT = 2**63 - 1
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Degree = Annotated[int, Field(ge=1)]
-FreeDegree = Annotated[int, Field(ge=-1)]
+Degree = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+FreeDegree = Annotated[int, Field(ge=-1, le=LARGEST_SIZE)]
 Override = int | float | bool | str | list[int]
 
 
 class Section(BaseModel):
     """Closed and frozen: an unknown key is an error, a value never changes after it was checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class ModelConfig(Section):
@@ -174,7 +178,7 @@ class DataConfig(Section):
     )
     codec: CodecConfig = CodecConfig()
     text: TextConfig = TextConfig()
-    fps: float = Field(default=24.0, gt=0, description="raw frames per second of a clip")
+    fps: float = Field(default=24.0, gt=0, le=1000, description="raw frames per second of a clip")
     allow_padding: bool = Field(
         default=False, description="accept samples shorter than the clip; missing frames carry no loss"
     )
@@ -193,8 +197,11 @@ class DataConfig(Section):
     random_start: bool = Field(
         default=True, description="draw the first frame of a clip; false starts at the first frame"
     )
-    prefetch: Count = Field(
-        default=1, description="micro-batches each rank prepares in the background; 0 prepares none"
+    prefetch: int = Field(
+        default=1,
+        ge=0,
+        le=1024,
+        description="micro-batches each rank prepares in the background; 0 prepares none",
     )
 
 

@@ -71,6 +71,7 @@ RANGE_KINDS = frozenset(
         "greater_than_equal",
         "less_than",
         "less_than_equal",
+        "finite_number",
         "literal_error",
         "string_too_short",
     }

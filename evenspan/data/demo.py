@@ -33,9 +33,20 @@ def write_demo_dataset(directory: Path | str) -> Path:
     """Write the clips and captions to `directory` in the layout of `folder.py`, whole or not at all.
 
     Returns its path. A directory that already holds this data set is left as it is. Raises DataError D601
-    when it holds anything else, D602 when the clips cannot be had.
+    when it holds anything else, D602 when the clips cannot be had, D603 when it cannot be written.
     """
     directory = Path(directory)
+    try:
+        return _written(directory)
+    except OSError as error:
+        raise DataError(
+            "D603",
+            f"{directory} cannot be written: {error.strerror}",
+            hint="name a new or empty directory in a place that may be written",
+        ) from error
+
+
+def _written(directory: Path) -> Path:
     if _is_demo(directory):
         return directory
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

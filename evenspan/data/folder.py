@@ -48,7 +48,17 @@ class FolderIndex:
 
 def index_folder(root: Path | str) -> FolderIndex:
     """The index of `root`. Raises one DataError that lists every problem, D101 to D107."""
-    root = Path(root)
+    try:
+        return _index(Path(root))
+    except OSError as error:
+        raise DataError(
+            "D101",
+            f"{error.filename} cannot be listed: {error.strerror}",
+            hint="correct its permissions, or give another data.data_path",
+        ) from error
+
+
+def _index(root: Path) -> FolderIndex:
     videos = root / "video"
     if not videos.is_dir():
         missing = videos if root.is_dir() else root
@@ -120,14 +130,24 @@ def _caption_problems(path: Path) -> Iterator[Finding]:
         return
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         yield Finding(code="D105", at=at, fact=f"the caption file is not JSON: {error}", hint=hint)
         return
-    if not isinstance(content, dict) or not isinstance(content.get("caption"), str):
+    except OSError as error:
+        yield Finding(
+            code="D105", at=at, fact=f"the caption file cannot be read: {error.strerror}", hint=hint
+        )
+        return
+    if not isinstance(content, dict) or not _is_text(content.get("caption")):
         fact = f'the caption file has no text under "caption": {json.dumps(content)[:60]}'
         yield Finding(code="D106", at=at, fact=fact, hint=hint)
     elif not content["caption"].strip():
         yield Finding(code="D107", at=at, fact="the caption is empty", hint=hint)
+
+
+def _is_text(value: object) -> bool:
+    """Whether `value` is a string of whole characters; JSON can also spell halves of a pair."""
+    return isinstance(value, str) and not any("\ud800" <= symbol <= "\udfff" for symbol in value)
 
 
 def listed_problems(root: Path, findings: list[Finding]) -> DataError:

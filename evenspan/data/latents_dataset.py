@@ -110,6 +110,7 @@ def _problems(
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in NAMES if name in names}
+            valid = (file.metadata() or {}).get("valid_frames", str(latent_shape[0]))
     except (SafetensorError, OSError) as error:
         fact = f"the file is truncated or not safetensors: {error}"
         yield Finding(code="D802", at=str(path), fact=fact, hint="encode the sample again")
@@ -123,6 +124,8 @@ def _problems(
         for name, shape in wanted.items()
         if name in shapes and shapes[name] != tuple(shape)
     ]
+    if valid not in map(str, range(latent_shape[0] + 1)):
+        wrong.append(f"valid_frames is {valid[:20]!r}, not one of 0 to {latent_shape[0]}")
     if wrong:
         hint = "set image_or_video_shape to the stored [F, C, H, W], or encode the data again"
         yield Finding(code="D803", at=str(path), fact="; ".join(wrong), hint=hint)

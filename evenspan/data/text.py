@@ -52,7 +52,7 @@ class ByteTextEncoder:
 
     def _content(self, prompt: str) -> Tensor:
         """[L, E]: unit vectors in the slots that a byte fell into, zero elsewhere."""
-        symbols = torch.tensor(list(prompt.encode()), dtype=torch.long)
+        symbols = torch.tensor(list(prompt.encode(errors="surrogatepass")), dtype=torch.long)
         content = torch.zeros(self.length, self.dim)
         for turn, chunk in enumerate(symbols.split(self.length)):
             # Each turn has vectors of its own: text beyond L bytes is not lost, nor confused with the start.

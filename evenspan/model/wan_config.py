@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evenspan.errors import ModelError, nearest
 
+_LARGEST_SIZE = 2**31 - 1
 _HEIGHT_WIDTH_SHARE = 6  # each spatial axis turns 2 * (head_dim // 6) features, time the rest
 _COUNTS = (
     "num_attention_heads",
@@ -58,13 +60,13 @@ class WanConfig:
             raise _bad("patch_size", patch, "[1, rows, columns], each at least 1")
         for name in _COUNTS:
             if not _is_count(getattr(self, name)):
-                raise _bad(name, getattr(self, name), "a whole number of at least 1")
+                raise _bad(name, getattr(self, name), f"a whole number from 1 to {_LARGEST_SIZE}")
         if self.attention_head_dim % 2 or self.attention_head_dim < 6:
             raise _bad("attention_head_dim", self.attention_head_dim, "an even number of at least 6")
         if self.freq_dim % 2:
             raise _bad("freq_dim", self.freq_dim, "an even number of at least 2")
-        if not isinstance(self.eps, float) or self.eps <= 0:
-            raise _bad("eps", self.eps, "a number above 0")
+        if not isinstance(self.eps, float) or not 0 < self.eps < math.inf:
+            raise _bad("eps", self.eps, "a finite number above 0")
         if not isinstance(self.cross_attn_norm, bool):
             raise _bad("cross_attn_norm", self.cross_attn_norm, "true or false")
         if self.qk_norm != "rms_norm_across_heads":
@@ -109,7 +111,7 @@ class WanConfig:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_SIZE
 
 
 def _bad(name: str, value: object, allowed: str) -> ModelError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
+from math import isqrt, prod
 
 from evenspan.errors import TopologyError
 
@@ -127,7 +127,9 @@ class Degrees:
 
 def divisors(number: int) -> list[int]:
     """Every positive divisor of a positive number, ascending."""
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
+    large = [number // candidate for candidate in reversed(small)]
+    return small + [candidate for candidate in large if candidate > small[-1]]
 
 
 def _does_not_fit(wanted: dict[str, int], world_size: int) -> TopologyError:

@@ -100,7 +100,7 @@ def init_distributed(
 
     `backend` defaults to NCCL (and gloo for CPU tensors) where CUDA is there, gloo elsewhere. A single
     process gets a group of one without opening a port. Raises T114 when the machine has fewer GPUs than
-    local ranks.
+    local ranks, T115 when the ranks do not meet.
     """
     cuda = torch.cuda.is_available() and backend != "gloo"
     if cuda and env.local_rank >= torch.cuda.device_count():
@@ -117,7 +117,15 @@ def init_distributed(
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return device
     env.export()
-    dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    try:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    except dist.DistError as error:
+        raise TopologyError(
+            "T115",
+            f"rank {env.rank} of {env.world_size} does not meet the others at "
+            f"{env.master_addr}:{env.master_port}: {str(error).splitlines()[0]}",
+            hint="name in MASTER_ADDR the machine of rank 0 and in MASTER_PORT a port that is free there",
+        ) from error
     return device
 
 

@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, *, model: nn.Module, optimizer: Optimizer, ema: 
     try:
         dcp.load(state, checkpoint_id=path)
         progress = read_progress(path)
-    except (CheckpointException, OSError, ValueError, KeyError) as error:
+    except (CheckpointException, OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return progress
@@ -98,7 +98,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 def read_progress(path: Path) -> Progress:
     """The progress that the checkpoint at `path` recorded."""
-    return Progress(**json.loads((path / _STATE_FILE).read_text(encoding="ascii")))
+    state = json.loads((path / _STATE_FILE).read_text(encoding="ascii"))
+    return Progress(step=int(state["step"]), samples=int(state["samples"]))
 
 
 def remove_partial(directory: Path) -> None:

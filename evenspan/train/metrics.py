@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from evenspan.errors import RunError
 from evenspan.train.run_dir import RunDir
 
 logger = logging.getLogger("evenspan")
@@ -30,11 +32,13 @@ class Reporter:
     def __init__(
         self, run_dir: RunDir, *, total_steps: int, start_step: int, interval: int, tensorboard: bool
     ) -> None:
-        _drop_lines_after(run_dir.metrics, start_step)
-        self._metrics = run_dir.metrics.open("a", encoding="ascii")
-        self._writer = (
-            SummaryWriter(str(run_dir.tensorboard), purge_step=start_step + 1) if tensorboard else None
-        )
+        with _named_faults(run_dir.root):
+            _drop_lines_after(run_dir.metrics, start_step)
+            self._metrics = run_dir.metrics.open("a", encoding="ascii")
+            self._writer = (
+                SummaryWriter(str(run_dir.tensorboard), purge_step=start_step + 1) if tensorboard else None
+            )
+        self._root = run_dir.root
         self._interval = interval
         self._total_steps = total_steps
         self._start_step = start_step
@@ -77,12 +81,25 @@ class Reporter:
 
     def record(self, kind: str, step: int, facts: Mapping[str, object]) -> None:
         """Append one line to metrics.jsonl and its numbers to TensorBoard."""
-        self._metrics.write(json.dumps({"kind": kind, "step": step, **facts}) + "\n")
-        self._metrics.flush()
-        if self._writer:
-            for name, value in facts.items():
-                if isinstance(value, int | float):
+        with _named_faults(self._root):
+            self._metrics.write(json.dumps({"kind": kind, "step": step, **facts}) + "\n")
+            self._metrics.flush()
+            if self._writer:
+                numbers = {name: fact for name, fact in facts.items() if isinstance(fact, int | float)}
+                for name, value in numbers.items():
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+
+@contextmanager
+def _named_faults(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            "R107",
+            f"the metrics in {root} cannot be written: {error.strerror}",
+            hint="free space or fix the directory and start again: the run resumes from the last checkpoint",
+        ) from error
 
 
 def _progress_bar(console: Console) -> Progress | None:
@@ -99,11 +116,24 @@ def _progress_bar(console: Console) -> Progress | None:
 
 
 def _drop_lines_after(path: Path, step: int) -> None:
-    """Forget metrics of steps that a resumed run will do again, so that each step stands once."""
+    """Forget metrics of steps that a resumed run will do again, so that each step stands once.
+
+    A line that is no record (torn by a crash) is dropped as well.
+    """
     if not path.exists():
         return
-    lines = path.read_text(encoding="ascii").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and 0 <= _step_of(line) <= step]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(kept), encoding="ascii")
     partial.replace(path)
+
+
+def _step_of(line: str) -> int:
+    """The step a line of metrics is about, or -1 when it is no record."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return -1
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else -1

@@ -102,7 +102,7 @@ def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
 def resume(run: Run) -> Progress:
     """Load the newest complete checkpoint of the run directory, if there is one.
 
-    Raises RunError R107 when there is one and `auto_resume` is off: a run from step 0 would mix its own with
+    Raises RunError R109 when there is one and `auto_resume` is off: a run from step 0 would mix its own with
     those, and the newest by number would be neither kept nor resumed rightly.
     """
     if dist.get_rank() == 0:
@@ -112,7 +112,7 @@ def resume(run: Run) -> Progress:
         return Progress(step=0, samples=0)
     if not run.config.checkpoints.auto_resume:
         raise RunError(
-            "R107",
+            "R109",
             f"{run.directory.checkpoints} holds {found[-1].name}, but checkpoints.auto_resume is false",
             hint="give a new --logdir, or set checkpoints.auto_resume=true to go on from there",
         )

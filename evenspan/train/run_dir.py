@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evenspan.config.load import as_yaml, load_config
 from evenspan.config.schema import RunConfig
-from evenspan.errors import RunError
+from evenspan.errors import ConfigError, RunError
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -40,8 +40,19 @@ class RunDir:
     def claim(self, config: RunConfig) -> None:
         """Create the directory for `config`, or accept one that already belongs to it.
 
-        Raises RunError R101 when another configuration's run lies there: nothing is overwritten.
+        Raises RunError R101 when another configuration's run lies there, R102 when something else does
+        (nothing is overwritten), and R107 when the directory cannot be made or written.
         """
+        try:
+            self._claim(config)
+        except OSError as error:
+            raise RunError(
+                "R107",
+                f"{self.root} cannot be a run directory: {error.strerror}",
+                hint="give as --logdir a directory that may be written, or the name of a new one",
+            ) from None
+
+    def _claim(self, config: RunConfig) -> None:
         if self.config.exists():
             self._refuse_other_run(config)
         elif self.root.exists() and any(self.root.iterdir()):
@@ -57,7 +68,14 @@ class RunDir:
             partial.replace(self.config)
 
     def _refuse_other_run(self, config: RunConfig) -> None:
-        before = _identity(load_config(self.config, overrides=[]))
+        try:
+            before = _identity(load_config(self.config, overrides=[]))
+        except ConfigError as error:
+            raise RunError(
+                "R102",
+                f"{self.root} is no run of this version: {error.findings[0].at}: {error.findings[0].fact}",
+                hint="choose an empty or new --logdir",
+            ) from None
         now = _identity(config)
         if before == now:
             return

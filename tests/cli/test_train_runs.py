@@ -114,6 +114,11 @@ def test_sample_refuses_what_it_cannot_do(finished: Path, tmp_path: Path) -> Non
         sample_run(finished, out=tmp_path / "clip.gif", overrides=["evaluation.num_frames=2000"])
     with pytest.raises(RunError, match="R106"):
         sample_run(tmp_path, out=tmp_path / "clip.gif")
+    with pytest.raises(RunError, match="R108"):
+        sample_run(finished, out=tmp_path / "clip.gif", overrides=["model_kwargs.overrides.num_layers=1"])
+    with pytest.raises(ConfigError, match="S203"):
+        sample_run(finished, out=tmp_path / "clip.gif", overrides=["evaluation.num_frames=2000"])
+    assert not list(tmp_path.iterdir())
     shutil.copy(finished / "config.yaml", tmp_path)
     with pytest.raises(CheckpointError, match="K103"):
         sample_run(tmp_path, out=tmp_path / "clip.gif")

@@ -85,8 +85,28 @@ def test_a_fresh_start_over_checkpoints_is_refused(world2: RankPool, latents: Pa
     before = list_checkpoints(logdir / "checkpoints")
     fresh = config.checkpoints.model_copy(update={"auto_resume": False})
     errors = world2.run(error_of_training, config.model_copy(update={"checkpoints": fresh}), logdir)
-    assert all(error.startswith("R107") for error in errors), errors
+    assert all(error.startswith("R109") for error in errors), errors
     assert list_checkpoints(logdir / "checkpoints") == before
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"step": null, "samples": 4}'])
+def test_a_checkpoint_without_its_progress_is_named(
+    world2: RankPool, latents: Path, tmp_path: Path, state: str
+) -> None:
+    logdir = tmp_path / "run"
+    world2.run(error_of_training, run_config(latents, context=2, max_iters=1), logdir)
+    (list_checkpoints(logdir / "checkpoints")[-1] / "state.json").write_text(state)
+    errors = world2.run(error_of_training, run_config(latents, context=2, max_iters=2), logdir)
+    assert all(error.startswith("K102") for error in errors), errors
+
+
+def test_a_run_directory_that_is_a_file_is_refused_on_every_rank(
+    world2: RankPool, latents: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").write_text("notes")
+    errors = world2.run(error_of_training, run_config(latents, context=2, max_iters=1), tmp_path / "run")
+    assert all(error.startswith("R107") for error in errors), errors
+    assert (tmp_path / "run").read_text() == "notes"
 
 
 def test_another_run_is_refused_on_every_rank(world2: RankPool, latents: Path, tmp_path: Path) -> None:

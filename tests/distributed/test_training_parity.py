@@ -43,6 +43,34 @@ def kinds(context: int, replicate: int = 1) -> dict[str, Case]:
     }
 
 
+def corners(context: int, replicate: int = 1) -> dict[str, Case]:
+    """Legal geometry that nobody would choose: every share uneven, empty or larger than the clip."""
+    layout = {"context": context, "replicate": replicate}
+    padded = {**layout, "padding": True}
+    return {
+        "three samples": Case(**layout, batch=3, valid=(8, 3, 5)),
+        "one frame": Case(**padded, frames=1, frame_per_block=1),
+        "one frame without teacher forcing": Case(
+            **padded, frames=1, frame_per_block=1, teacher_forcing=False
+        ),
+        "a block larger than the clip": Case(**padded, frames=3, frame_per_block=8),
+        "more ranks than frames": Case(**padded, frames=2, frame_per_block=1, batch=3),
+        "a prompt per frame": Case(**padded, frames=7, frame_per_block=1, prompts=7),
+        "more prompts than blocks": Case(**padded, frames=5, prompts=9),
+        "window, sink and padding": Case(**padded, frames=7, frame_per_block=3, window=3, sink=2),
+        "window 0 and a sink larger than the clip": Case(**padded, frames=5, window=0, sink=9),
+        "window shorter than a block": Case(**padded, frames=9, frame_per_block=4, window=1),
+        "i2v, padding, unequal valid": Case(
+            **padded, frames=7, frame_per_block=3, i2v=True, batch=3, valid=(1, 7, 4), micro_batches=2
+        ),
+        "one replica without a valid frame": Case(**layout, micro_batches=2, valid=(0, 0)),
+        "everything at once": Case(
+            **padded, frames=7, frame_per_block=3, i2v=True, batch=3, valid=(2, 7, 0), prompts=5, window=3,
+            sink=1, activation_checkpointing="full", micro_batches=2, backwards=2,
+        ),
+    }  # fmt: skip
+
+
 def assert_parity(results: list[list[Parity]], names: list[str]) -> None:
     faults = [
         f"{name}, rank {rank}: loss {parity.loss_error:.2e}, {parity.worst_name} {parity.worst:.2e}"
@@ -62,6 +90,20 @@ def test_two_ranks(world2: RankPool, context: int) -> None:
 @pytest.mark.parametrize("context", [2, 4])
 def test_four_ranks(world4: RankPool, context: int) -> None:
     cases = kinds(context, replicate=4 // context)
+    assert_parity(world4.run(parity_of, list(cases.values()), timeout=400), list(cases))
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_corners_on_two_ranks(world2: RankPool, context: int) -> None:
+    cases = corners(context, replicate=2 // context)
+    if context == 2:
+        del cases["one replica without a valid frame"]  # the only one: nothing to learn from
+    assert_parity(world2.run(parity_of, list(cases.values()), timeout=300), list(cases))
+
+
+def test_corners_on_four_ranks(world4: RankPool) -> None:
+    cases = corners(4)
+    del cases["one replica without a valid frame"]
     assert_parity(world4.run(parity_of, list(cases.values()), timeout=400), list(cases))
 
 

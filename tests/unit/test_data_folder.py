@@ -45,6 +45,9 @@ def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
         ('{"text": "a"}', "D106"),
         ('{"caption": 3}', "D106"),
         ('{"caption": " "}', "D107"),
+        ('{"caption": "half a pair \\ud800"}', "D106"),
+        ("[" * 100_000, "D105"),
+        ("9" * 5000, "D105"),
     ],
 )
 def test_bad_captions_are_named(tmp_path: Path, caption: str | None, code: str) -> None:
@@ -58,6 +61,28 @@ def test_a_caption_that_is_not_text_is_not_json(tmp_path: Path) -> None:
     add(tmp_path, "one")
     (tmp_path / "caption" / "one" / "0.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(DataError, match="D105"):
+        index_folder(tmp_path)
+
+
+def test_a_folder_that_may_not_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(tmp_path, "one")
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(DataError, match=r"D101.*video cannot be listed: Permission denied"):
+        index_folder(tmp_path)
+
+
+def test_a_caption_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(tmp_path, "one")
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(DataError, match=r"D105(?s:.)*0\.json: the caption file cannot be read: Permission"):
         index_folder(tmp_path)
 
 

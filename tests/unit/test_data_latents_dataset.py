@@ -82,3 +82,11 @@ def test_prompts_must_exist(root: Path) -> None:
     )
     with pytest.raises(DataError, match=r"D804.*from 0 to 9.*1 prompts"):
         LatentsDataset(root, latent_shape=SHAPE).sample(0, epoch=0, frames=FrameRange(0, 1))
+
+
+@pytest.mark.parametrize("valid", ["x", "-1", "11", "1.5", "", "9" * 5000])
+def test_the_number_of_valid_frames_is_one_of_the_clip(root: Path, valid: str) -> None:
+    path = root / "9.safetensors"
+    save_file(load_file(path), path, metadata={"valid_frames": valid})
+    with pytest.raises(DataError, match=r"D803(?s:.)*valid_frames is .*, not one of 0 to 10"):
+        LatentsDataset(root, latent_shape=SHAPE)

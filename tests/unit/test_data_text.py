@@ -33,3 +33,8 @@ def test_empty_inputs() -> None:
     assert encoder.encode([""]).isfinite().all()
     with pytest.raises(DataError, match="D703"):
         ByteTextEncoder(dim=0, length=4)
+
+
+def test_any_text_a_command_line_can_hold_is_encoded() -> None:
+    broken = b"\xff".decode(errors="surrogateescape")
+    assert ByteTextEncoder(dim=8, length=4).encode([broken]).isfinite().all()

@@ -170,3 +170,10 @@ def test_export_is_what_torch_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exported["RANK"] == "3"
     assert exported["WORLD_SIZE"] == "4"
     assert launch_env(exported).master_port == launch_env(OPENMPI).master_port
+
+
+def test_a_port_beyond_the_last_is_named() -> None:
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    with pytest.raises(TopologyError, match=r"T111 MASTER_PORT=65536 is no port"):
+        launch_env({**torchrun, "MASTER_PORT": "65536"})
+    assert launch_env({**torchrun, "MASTER_PORT": "65535"}).master_port == 65535

@@ -1,5 +1,8 @@
 """Mistakes of the parallel layers are named before anything is sent; torch's fake backend sends nothing."""
 
+import socket
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +13,7 @@ from evenspan.attention.core import attention_core
 from evenspan.comm import groups
 from evenspan.comm.collectives import split_tokens
 from evenspan.comm.exchange import scatter_heads_gather_tokens, scatter_tokens_gather_heads
-from evenspan.config.environment import LaunchEnv
+from evenspan.config.environment import LaunchEnv, Launcher
 from evenspan.errors import CommError, ModelError, TopologyError
 from evenspan.parallel.apply import parallelize
 from evenspan.parallel.clip import clip_grad_norm
@@ -121,3 +124,16 @@ def test_published_groups(four_ranks):
     assert (groups.get_data_parallel_rank(), groups.get_data_parallel_world_size()) == (0, 1)
     with pytest.raises(CommError, match="no data-parallel group"):
         groups.get_data_parallel_group()
+
+
+def test_ranks_that_do_not_meet_are_named(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "unset")  # what init_distributed exports is gone afterwards
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        env = LaunchEnv(world_size=2, local_world_size=2, master_port=port, launcher=Launcher.TORCHRUN)
+        with pytest.raises(TopologyError, match=rf"T115 rank 0 of 2 .* at 127\.0\.0\.1:{port}"):
+            init_distributed(env, backend="gloo", timeout=timedelta(seconds=5))
+    assert not dist.is_initialized()

@@ -52,3 +52,19 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="R102"):
         RunDir(tmp_path).claim(config())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "a" * 300])
+def test_a_place_that_cannot_be_a_directory_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("years of work")
+    with pytest.raises(RunError, match=r"R107.*cannot be a run directory"):
+        RunDir(tmp_path / name).claim(config())
+    assert (tmp_path / "file").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("text", ["[", "trainer: {lrr: 1}\n", ""])
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(RunError, match="R102"):
+        RunDir(tmp_path).claim(config())
+    assert (tmp_path / "config.yaml").read_text() == text
