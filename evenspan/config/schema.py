@@ -113,7 +113,7 @@ class AlgorithmConfig(Section):
     i2v: bool = Field(
         default=False, description="latent frame 0 is given, not generated, and left out of the loss"
     )
-    num_train_timestep: PositiveInt = Field(default=1000, description="entries of the noise table")
+    num_train_timestep: int = Field(default=1000, gt=0, le=1_000_000, description="noise table entries")
     noise_augmentation_max_timestep: Count = Field(
         default=0, description="largest timestep of noise on the clean copy; 0 off"
     )

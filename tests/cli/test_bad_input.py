@@ -90,6 +90,7 @@ def test_model_fields_are_finite(capsys: pytest.CaptureFixture[str], value: str)
         "model_kwargs.overrides.num_attention_heads=99999999999999999999",
         "model_kwargs.overrides.num_attention_heads=2147483647",
         "data.prefetch=1025",
+        "algorithm.num_train_timestep=1000001",
         "data.prefetch=-1",
         "data.fps=1001",
     ],
