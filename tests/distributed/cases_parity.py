@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -14,9 +16,10 @@ from evenspan.data.batch import VideoBatch, split_video_batch
 from evenspan.model.initialize import init_weights
 from evenspan.model.wan import CausalWan
 from evenspan.testing import RankContext
+from evenspan.topology.degrees import Degrees
 from evenspan.topology.from_config import frame_layout, solve_degrees
 from evenspan.topology.layout import FrameLayout, FrameRange
-from evenspan.topology.mesh import build_topology
+from evenspan.topology.mesh import Topology, build_topology
 from evenspan.train.build import model_config, place_model
 from evenspan.train.objective import build_objective
 from evenspan.train.step import accumulate_gradients
@@ -104,6 +107,20 @@ def global_batches(case: Case, *, text_dim: int) -> list[VideoBatch]:
     return batches
 
 
+@cache
+def topology_of(degrees: Degrees) -> Topology:
+    """One mesh per layout for all cases: making groups takes longer than most cases."""
+    return build_topology(degrees, device=torch.device("cpu"))
+
+
+def reference_from_rank0(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """The one-process result, computed once and sent to every rank."""
+    result = [reference(case) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(result, src=0)
+    assert result[0] is not None
+    return result[0]
+
+
 def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of one process that holds the whole batch and the whole sequence."""
     config = config_of(case, context=1)
@@ -143,7 +160,7 @@ def sharded(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and full gradients of this rank under the case's layout."""
     config = config_of(case, context=case.context)
     degrees = solve_degrees(config, world_size=case.context * case.replicate)
-    topology = build_topology(degrees, device=torch.device("cpu"))
+    topology = topology_of(degrees)
     layout = frame_layout(config)
     model = new_model(config)
     batches = global_batches(case, text_dim=model_config(config).text_dim)
@@ -171,7 +188,7 @@ class Parity:
 
 def compare(case: Case) -> Parity:
     """Relative errors of the loss and of the worst parameter gradient."""
-    loss_ref, grads_ref = reference(case)
+    loss_ref, grads_ref = reference_from_rank0(case)
     loss, grads = sharded(case)
     assert grads.keys() == grads_ref.keys()
     errors = {
