@@ -40,9 +40,9 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/activations.py
-	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python -m benchmarks.attention
+	$(BIN)/python -m benchmarks.activations
+	$(BIN)/python -m benchmarks.scaling
 
 clean:
 	rm -rf $(VENV) runs data .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Bytes that autograd keeps for backward on each rank, at P = 1, 2, 4 context ranks. Prints a table last.
 
-    python benchmarks/activations.py
+    python -m benchmarks.activations
 
 The model, the clip and the objective are those of training; every rank counts the storages that
 torch.autograd.graph.saved_tensors_hooks shows it, parameters left out, each storage once.

@@ -1,6 +1,6 @@
 """Strong scaling of one training step: 2 context ranks x 1 thread against 1 process x 2 threads. Table last.
 
-    python benchmarks/scaling.py [--steps N]
+    python -m benchmarks.scaling [--steps N]
 
 Both sides do the same global work (same clip, same model, same objective) on the same two cores, in turns.
 """
