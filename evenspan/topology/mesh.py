@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from evenspan.config.environment import LaunchEnv, Launcher
 from evenspan.errors import TopologyError
 from evenspan.topology.degrees import Axis, Degrees, RankCoordinates
+
+_BUILT: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[Degrees, torch.device], Topology]] = (
+    WeakKeyDictionary()
+)
+"""The topologies of each world. Every gloo group keeps three threads that wake 100 times a second, so the
+same degrees twice should not cost a second dozen of groups."""
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits for the other ranks before the run is declared dead."""
@@ -52,7 +59,8 @@ class Topology:
 def build_topology(degrees: Degrees, *, device: torch.device) -> Topology:
     """The mesh and groups of this run; call on every rank after `init_distributed`.
 
-    A single process may do without a process group. Raises T103 when the degrees do not fill the world.
+    A single process may do without a process group. The same degrees in the same world give the same topology
+    again. Raises T103 when the degrees do not fill the world.
     """
     initialized = dist.is_initialized()
     world_size = dist.get_world_size() if initialized else 1
@@ -66,7 +74,16 @@ def build_topology(degrees: Degrees, *, device: torch.device) -> Topology:
         return Topology(
             degrees=degrees, mesh=None, device=device, fsdp_mesh=None, loss_group=None, dp_group=None
         )
-    world = init_device_mesh(device.type, (world_size,), mesh_dim_names=("world",))
+    world = dist.group.WORLD
+    assert world is not None, "initialized"
+    known = _BUILT.setdefault(world, {})
+    if (degrees, device) not in known:
+        known[degrees, device] = _build(degrees, device=device)
+    return known[degrees, device]
+
+
+def _build(degrees: Degrees, *, device: torch.device) -> Topology:
+    world = init_device_mesh(device.type, (degrees.world_size,), mesh_dim_names=("world",))
     sizes = {axis.value: degree for axis, degree in degrees.by_axis().items()}
     # Views of one root mesh, so that tensors sharded over several of them can be combined. Each view makes
     # its groups on all ranks, in this order.

@@ -66,6 +66,16 @@ def test_degrees_must_fill_the_world(fake_world):
         build_topology(Degrees(shard=8), device=CPU)
 
 
+def test_equal_degrees_share_their_groups(fake_world):
+    fake_world(rank=5)
+    topology = build_topology(Degrees(shard=8, context=8), device=CPU)
+    assert build_topology(Degrees(shard=8, context=8), device=CPU) is topology
+    assert build_topology(Degrees(shard=4, context=16), device=CPU) is not topology
+    dist.destroy_process_group()
+    fake_world(rank=6)
+    assert build_topology(Degrees(shard=8, context=8), device=CPU).rank == 6
+
+
 def test_one_process_needs_no_group():
     topology = build_topology(Degrees(), device=CPU)
     assert topology.mesh is topology.fsdp_mesh is topology.loss_group is topology.dp_group is None
