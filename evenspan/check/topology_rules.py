@@ -6,17 +6,10 @@ from collections.abc import Iterator
 
 from evenspan.check.registry import Broken, Run, one_of, rule
 from evenspan.errors import TopologyError
-from evenspan.topology.degrees import Degrees, divisors
+from evenspan.topology.degrees import divisors
+from evenspan.topology.from_config import solve_degrees
 
 MESH = ("parallel.mesh.replicate", "parallel.mesh.shard", "parallel.mesh.tensor")
-
-
-def solve(run: Run, *, context: int, world_size: int) -> Degrees:
-    """The degrees of the configuration with another context degree; raises TopologyError."""
-    mesh = run.config.parallel.mesh
-    return Degrees.solve(
-        replicate=mesh.replicate, shard=mesh.shard, context=context, tensor=mesh.tensor, world_size=world_size
-    )
 
 
 @rule("T102", "one-free-axis", reads=MESH)
@@ -41,7 +34,7 @@ def degrees_fill_the_world(run: Run) -> Iterator[Broken]:
     if run.world_size is None or one_free_axis.findings(run):
         return
     try:
-        solve(run, context=run.context, world_size=run.world_size)
+        solve_degrees(run.config, world_size=run.world_size)
     except TopologyError as error:
         legal = [size for size in divisors(run.world_size) if _fits(run, size, run.world_size)]
         mesh = run.config.parallel.mesh
@@ -66,7 +59,7 @@ def degrees_fill_the_world(run: Run) -> Iterator[Broken]:
 
 def _fits(run: Run, context: int, world_size: int) -> bool:
     try:
-        solve(run, context=context, world_size=world_size)
+        solve_degrees(run.config, world_size=world_size, context=context)
     except TopologyError:
         return False
     return run.model is None or run.model.num_attention_heads % context == 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,67 +19,49 @@ from torch import Tensor
 from evenspan.topology.layout import FrameRange
 
 
-def key_bytes(seed: int, *, step: int, epoch: int, sample_id: int, block: int, purpose: str) -> bytes:
-    """Eight well mixed bytes of one draw's key (blake2b, RFC 7693)."""
-    packed = struct.pack("<5q", seed, step, epoch, sample_id, block) + purpose.encode()
-    return hashlib.blake2b(packed, digest_size=8, person=b"evenspan").digest()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawKey:
+    """What a draw belongs to. Equal keys give equal numbers; any other field gives unrelated ones."""
 
+    seed: int
+    purpose: str
+    step: int = 0
+    epoch: int = 0
+    sample_id: int = 0
+    block: int = 0
 
-def keyed_generator(
-    seed: int,
-    *,
-    step: int = 0,
-    sample_id: int = 0,
-    block: int = 0,
-    purpose: str,
-    epoch: int = 0,
-    device: torch.device | str = "cpu",
-) -> torch.Generator:
-    """A fresh generator for one draw; equal keys give equal numbers on one kind of device."""
-    key = key_bytes(seed, step=step, epoch=epoch, sample_id=sample_id, block=block, purpose=purpose)
-    return torch.Generator(device=device).manual_seed(int.from_bytes(key, "little"))
+    def digest(self) -> bytes:
+        """Eight well mixed bytes of the key (blake2b, RFC 7693)."""
+        numbers = struct.pack("<5q", self.seed, self.step, self.epoch, self.sample_id, self.block)
+        return hashlib.blake2b(numbers + self.purpose.encode(), digest_size=8, person=b"evenspan").digest()
+
+    def generator(self, *, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh generator for this draw; equal keys give equal numbers on one kind of device."""
+        return torch.Generator(device=device).manual_seed(int.from_bytes(self.digest(), "little"))
 
 
 def block_normal(
     shape: Sequence[int],
     *,
-    seed: int,
-    step: int,
-    sample_id: int,
-    purpose: str,
+    key: DrawKey,
     frames: FrameRange,
     frame_per_block: int,
-    epoch: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Standard normal numbers [F local, *shape] of the global latent frames `frames`, on the CPU."""
     parts = [torch.empty(0, *shape)]
     for block, rows in _blocks(frames, frame_per_block):
-        generator = keyed_generator(
-            seed, step=step, sample_id=sample_id, block=block, purpose=purpose, epoch=epoch
-        )
+        generator = replace(key, block=block).generator()
         # The whole block even when a rank or the clip ends inside it: the numbers depend on the size drawn.
         parts.append(torch.randn(frame_per_block, *shape, generator=generator)[rows])
     return torch.cat(parts).to(dtype)
 
 
-def block_indices(
-    levels: int,
-    *,
-    seed: int,
-    step: int,
-    sample_id: int,
-    purpose: str,
-    frames: FrameRange,
-    frame_per_block: int,
-    epoch: int = 0,
-) -> Tensor:
+def block_indices(levels: int, *, key: DrawKey, frames: FrameRange, frame_per_block: int) -> Tensor:
     """One uniform index in [0, levels) per block, repeated for its frames: long [F local], on the CPU."""
     parts = [torch.empty(0, dtype=torch.long)]
     for block, rows in _blocks(frames, frame_per_block):
-        generator = keyed_generator(
-            seed, step=step, sample_id=sample_id, block=block, purpose=purpose, epoch=epoch
-        )
+        generator = replace(key, block=block).generator()
         parts.append(torch.randint(levels, (1,), generator=generator).expand(rows.stop - rows.start))
     return torch.cat(parts)
 
@@ -86,60 +69,26 @@ def block_indices(
 def batch_normal(
     shape: Sequence[int],
     *,
-    seed: int,
-    step: int,
-    sample_ids: Sequence[int],
-    purpose: str,
+    keys: Sequence[DrawKey],
     frames: FrameRange,
     frame_per_block: int,
-    epochs: Sequence[int] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`block_normal` of every sample: [B, F local, *shape]."""
+    """`block_normal` of every sample, one key each: [B, F local, *shape]."""
     return torch.stack(
         [
-            block_normal(
-                shape,
-                seed=seed,
-                step=step,
-                sample_id=sample_id,
-                purpose=purpose,
-                frames=frames,
-                frame_per_block=frame_per_block,
-                epoch=epoch,
-                dtype=dtype,
-            )
-            for sample_id, epoch in zip(sample_ids, epochs or [0] * len(sample_ids), strict=True)
+            block_normal(shape, key=key, frames=frames, frame_per_block=frame_per_block, dtype=dtype)
+            for key in keys
         ]
     )
 
 
 def batch_indices(
-    levels: int,
-    *,
-    seed: int,
-    step: int,
-    sample_ids: Sequence[int],
-    purpose: str,
-    frames: FrameRange,
-    frame_per_block: int,
-    epochs: Sequence[int] = (),
+    levels: int, *, keys: Sequence[DrawKey], frames: FrameRange, frame_per_block: int
 ) -> Tensor:
-    """`block_indices` of every sample: long [B, F local]."""
+    """`block_indices` of every sample, one key each: long [B, F local]."""
     return torch.stack(
-        [
-            block_indices(
-                levels,
-                seed=seed,
-                step=step,
-                sample_id=sample_id,
-                purpose=purpose,
-                frames=frames,
-                frame_per_block=frame_per_block,
-                epoch=epoch,
-            )
-            for sample_id, epoch in zip(sample_ids, epochs or [0] * len(sample_ids), strict=True)
-        ]
+        [block_indices(levels, key=key, frames=frames, frame_per_block=frame_per_block) for key in keys]
     )
 
 

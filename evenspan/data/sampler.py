@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from evenspan.data.draws import keyed_generator
+from evenspan.data.draws import DrawKey
 from evenspan.errors import DataError
 
 
@@ -102,6 +102,6 @@ class SampleSchedule:
         if epoch not in self._orders:
             for old in [known for known in self._orders if known < epoch - 1]:
                 del self._orders[old]
-            generator = keyed_generator(self.seed, epoch=epoch, purpose="sample order")
+            generator = DrawKey(seed=self.seed, epoch=epoch, purpose="sample order").generator()
             self._orders[epoch] = torch.randperm(self.size, generator=generator).tolist()
         return self._orders[epoch]

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from evenspan.data.draws import keyed_generator
+from evenspan.data.draws import DrawKey
 from evenspan.errors import DataError
 
 POSITION_NORM = 0.5
@@ -56,7 +56,7 @@ class ByteTextEncoder:
         content = torch.zeros(self.length, self.dim)
         for turn, chunk in enumerate(symbols.split(self.length)):
             # Each turn has vectors of its own: text beyond L bytes is not lost, nor confused with the start.
-            generator = keyed_generator(self.seed, block=turn, purpose="byte vectors")
+            generator = DrawKey(seed=self.seed, block=turn, purpose="byte vectors").generator()
             table = torch.randn(256, self.dim, generator=generator)
             content[: len(chunk)] += torch.nn.functional.normalize(table, dim=1)[chunk]
         return torch.nn.functional.normalize(content, dim=1)

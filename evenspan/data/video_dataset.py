@@ -13,7 +13,7 @@ from torch import Tensor
 from evenspan.data.batch import VideoSample
 from evenspan.data.codec import Codec
 from evenspan.data.decode import Fit, VideoReader
-from evenspan.data.draws import key_bytes
+from evenspan.data.draws import DrawKey
 from evenspan.data.fingerprint import combined_fingerprint, file_fingerprint
 from evenspan.data.folder import FolderIndex
 from evenspan.data.text import TextEncoder
@@ -73,7 +73,7 @@ class VideoDataset:
         for video in folder.videos:
             info = self._reader.info(video.path)
             footage.append(Footage(frames=info.frames, fps=info.fps, caption=video.caption))
-        key = key_bytes(self._seed, step=0, epoch=epoch, sample_id=sample_id, block=0, purpose="clip start")
+        key = DrawKey(seed=self._seed, epoch=epoch, sample_id=sample_id, purpose="clip start").digest()
         rng = random.Random(int.from_bytes(key, "little"))
         return walk(footage, frames=self._shape[0], options=self._options, rng=rng, name=folder.name)
 

@@ -7,13 +7,16 @@ from evenspan.topology.degrees import Degrees
 from evenspan.topology.layout import FrameLayout
 
 
-def solve_degrees(config: RunConfig, *, world_size: int) -> Degrees:
-    """The degree of every mesh axis for `world_size` ranks. Raises TopologyError T102, T103."""
+def solve_degrees(config: RunConfig, *, world_size: int, context: int | None = None) -> Degrees:
+    """The degree of every mesh axis for `world_size` ranks; `context` stands in for sequence_parallel_size.
+
+    Raises TopologyError T102, T103.
+    """
     mesh = config.parallel.mesh
     return Degrees.solve(
         replicate=mesh.replicate,
         shard=mesh.shard,
-        context=config.sequence_parallel_size,
+        context=config.sequence_parallel_size if context is None else context,
         tensor=mesh.tensor,
         world_size=world_size,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evenspan.config.schema import RunConfig
-from evenspan.data.draws import block_normal
+from evenspan.data.draws import DrawKey, block_normal
 from evenspan.data.export import write_clip
 from evenspan.data.latents_dataset import LatentsDataset
 from evenspan.data.video_dataset import VideoDataset
@@ -39,28 +39,25 @@ class ClipRequest:
     """Latent frames given at the start (image to video)."""
 
 
-def clip_requests(config: RunConfig, dataset: VideoDataset | LatentsDataset) -> list[ClipRequest]:
+def clip_requests(config: RunConfig, dataset: VideoDataset | LatentsDataset) -> Iterator[ClipRequest]:
     """One request per configured prompt; without any, one per sample for the first four samples.
 
-    A sample's request takes its first prompt, and its first latent frame when the run is image to video.
+    A sample's request takes its first prompt, and its first latent frame when the run is image to video. A
+    sample is read when its request is taken, and only if something of it is needed.
     """
+    prompts, given = config.evaluation.prompts, config.algorithm.i2v
+    samples = min(_DEFAULT_CLIPS, len(dataset))
     encoder = build_text_encoder(config)
-    samples = range(min(_DEFAULT_CLIPS, len(dataset)))
-    first = [dataset.sample(sample, epoch=0, frames=FrameRange(0, 1)) for sample in samples]
-    initial = [sample.latents_FCHW if config.algorithm.i2v else None for sample in first]
-    if config.evaluation.prompts:
-        return [
-            ClipRequest(
-                label=prompt,
-                text_NLE=encoder.encode([prompt]),
-                initial_FCHW=initial[number % len(initial)],
-            )
-            for number, prompt in enumerate(config.evaluation.prompts)
-        ]
-    return [
-        ClipRequest(label=f"sample {number}", text_NLE=sample.text_NLE[:1], initial_FCHW=frames)
-        for number, (sample, frames) in enumerate(zip(first, initial, strict=True))
-    ]
+    for number in range(len(prompts) or samples):
+        if prompts and not given:
+            yield ClipRequest(label=prompts[number], text_NLE=encoder.encode([prompts[number]]))
+            continue
+        sample = dataset.sample(number % samples, epoch=0, frames=FrameRange(0, 1))
+        yield ClipRequest(
+            label=prompts[number] if prompts else f"sample {number}",
+            text_NLE=encoder.encode([prompts[number]]) if prompts else sample.text_NLE[:1],
+            initial_FCHW=sample.latents_FCHW if given else None,
+        )
 
 
 def make_clip(
@@ -90,10 +87,7 @@ def make_clip(
         own = FrameRange(number * block, min((number + 1) * block, frames))
         return block_normal(
             (channels, height, width),
-            seed=seed,
-            step=0,
-            sample_id=0,
-            purpose="rollout",
+            key=DrawKey(seed=seed, purpose="rollout"),
             frames=own,
             frame_per_block=block,
         )[None].to(device)

@@ -11,7 +11,7 @@ from evenspan.attention.clip_pattern import clip_pattern
 from evenspan.attention.spans import SpanTable
 from evenspan.config.schema import RunConfig
 from evenspan.data.batch import VideoBatch
-from evenspan.data.draws import batch_indices, batch_normal
+from evenspan.data.draws import DrawKey, batch_indices, batch_normal
 from evenspan.model.flow import (
     FlowInputs,
     FlowSchedule,
@@ -107,11 +107,7 @@ class Objective:
     def _draw_indices(self, batch: VideoBatch, levels: int, *, step: int, purpose: str) -> Tensor:
         return batch_indices(
             levels,
-            seed=self.seed,
-            step=step,
-            sample_ids=batch.sample_ids,
-            epochs=batch.epochs,
-            purpose=purpose,
+            keys=self._keys(batch, step=step, purpose=purpose),
             frames=batch.frames,
             frame_per_block=self.layout.frame_per_block,
         ).to(batch.latents_BFCHW.device)
@@ -120,15 +116,17 @@ class Objective:
         latents = batch.latents_BFCHW
         return batch_normal(
             latents.shape[2:],
-            seed=self.seed,
-            step=step,
-            sample_ids=batch.sample_ids,
-            epochs=batch.epochs,
-            purpose=purpose,
+            keys=self._keys(batch, step=step, purpose=purpose),
             frames=batch.frames,
             frame_per_block=self.layout.frame_per_block,
             dtype=latents.dtype,
         ).to(latents.device)
+
+    def _keys(self, batch: VideoBatch, *, step: int, purpose: str) -> list[DrawKey]:
+        return [
+            DrawKey(seed=self.seed, purpose=purpose, step=step, epoch=epoch, sample_id=sample_id)
+            for sample_id, epoch in zip(batch.sample_ids, batch.epochs, strict=True)
+        ]
 
 
 def build_objective(config: RunConfig, layout: FrameLayout, *, seed: int) -> Objective:

@@ -81,7 +81,7 @@ def _config(directory: RunDir, overrides: Sequence[str]) -> RunConfig:
 def _request(config: RunConfig, prompts: Sequence[str]) -> ClipRequest:
     if prompts and not config.algorithm.i2v:
         return ClipRequest(label=prompts[0], text_NLE=build_text_encoder(config).encode(list(prompts)))
-    request = clip_requests(config, open_dataset(config))[0]
+    request = next(clip_requests(config, open_dataset(config)))
     if prompts:
         return replace(request, text_NLE=build_text_encoder(config).encode(list(prompts)))
     return request
