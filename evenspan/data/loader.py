@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from evenspan.data.batch import VideoBatch, VideoSample, collate
 from evenspan.data.sampler import SampleSchedule
 from evenspan.topology.layout import FrameRange
 
+SampleT = TypeVar("SampleT")
+SampleT_co = TypeVar("SampleT_co", covariant=True)
+BatchT = TypeVar("BatchT")
 
-class ShareDataset(Protocol):
-    """A data set that gives any range of frames of a sample."""
+
+class ShareDataset(Protocol[SampleT_co]):
+    """A data set that gives any range of frames (of a text: of tokens) of a sample."""
 
     def __len__(self) -> int: ...
 
-    def sample(self, sample_id: int, *, epoch: int, frames: FrameRange) -> VideoSample:
+    def sample(self, sample_id: int, *, epoch: int, frames: FrameRange) -> SampleT_co:
         """The share `frames` of one sample."""
         ...
 
 
-class MicroBatchLoader:
+class MicroBatchLoader(Generic[SampleT, BatchT]):
     """Batches of one dp slot and one range of frames; holds no position, so any step can be asked for.
 
     With `prefetch` n > 0 a background thread prepares the next n micro-batches; the batches are the same.
@@ -30,8 +33,9 @@ class MicroBatchLoader:
 
     def __init__(
         self,
-        dataset: ShareDataset,
+        dataset: ShareDataset[SampleT],
         *,
+        collate: Callable[[Sequence[SampleT]], BatchT],
         schedule: SampleSchedule,
         frames: FrameRange,
         dp_rank: int = 0,
@@ -39,9 +43,13 @@ class MicroBatchLoader:
         micro_batches: int = 1,
         prefetch: int = 0,
     ) -> None:
-        """`frames` is this rank's share of latent frames. Raises DataError D502 (uneven batch)."""
+        """`frames` is this rank's share of latent frames or tokens; `collate` makes a batch of samples.
+
+        Raises DataError D502 (uneven batch).
+        """
         schedule.slot(schedule.first_step, dp_rank=dp_rank, dp_degree=dp_degree, micro_batches=micro_batches)
         self._dataset = dataset
+        self._collate = collate
         self._schedule = schedule
         self._frames = frames
         self._dp_rank = dp_rank
@@ -49,9 +57,9 @@ class MicroBatchLoader:
         self._micro_batches = micro_batches
         self._prefetch = prefetch
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="evenspan-data") if prefetch else None
-        self._pending: dict[int, Future[VideoBatch]] = {}
+        self._pending: dict[int, Future[BatchT]] = {}
 
-    def __enter__(self) -> MicroBatchLoader:
+    def __enter__(self) -> MicroBatchLoader[SampleT, BatchT]:
         return self
 
     def __exit__(
@@ -64,12 +72,12 @@ class MicroBatchLoader:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
-    def step(self, step: int) -> Iterator[VideoBatch]:
+    def step(self, step: int) -> Iterator[BatchT]:
         """The micro-batches of optimizer step `step`, in order."""
         for micro in range(self._micro_batches):
             yield self.batch(step, micro=micro)
 
-    def batch(self, step: int, *, micro: int = 0) -> VideoBatch:
+    def batch(self, step: int, *, micro: int = 0) -> BatchT:
         """One micro-batch. Raises what the data set raises, also when it was prepared in the background."""
         place = step * self._micro_batches + micro
         if not self._pool:
@@ -82,7 +90,7 @@ class MicroBatchLoader:
                 self._pending[key] = self._pool.submit(self._load, key)
         return self._pending.pop(place).result()
 
-    def _load(self, place: int) -> VideoBatch:
+    def _load(self, place: int) -> BatchT:
         step, micro = divmod(place, self._micro_batches)
         slot = self._schedule.slot(
             step,
@@ -91,6 +99,6 @@ class MicroBatchLoader:
             micro=micro,
             micro_batches=self._micro_batches,
         )
-        return collate(
+        return self._collate(
             [self._dataset.sample(ref.sample_id, epoch=ref.epoch, frames=self._frames) for ref in slot]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 
 from evenspan.errors import ShapeError
 
@@ -45,19 +46,22 @@ class FrameLayout:
     """Ranks that share the sample."""
     padding: bool = False
     """Whether to fill up with frames that carry no loss and are attended by nobody."""
+    multiple: int = 1
+    """Every share is a multiple of this many frames: the tensor degree, where that splits a share again."""
 
     def __post_init__(self) -> None:
         sizes = {
             "frames": self.frames,
             "num_frame_per_block": self.frame_per_block,
             "sequence_parallel_size": self.context,
+            "multiple": self.multiple,
         }
         for name, size in sizes.items():
             if size < 1:
                 raise ShapeError(
                     "S202", f"{name} = {size} is not positive", hint=f"write {name} of 1 or more"
                 )
-        multiple = self.context * self.frame_per_block
+        multiple = self.context * lcm(self.frame_per_block, self.multiple)
         if not self.padding and self.frames % multiple:
             raise _not_a_multiple(self, multiple)
 
@@ -69,7 +73,8 @@ class FrameLayout:
     @property
     def frames_local(self) -> int:
         """Frames one rank holds, padding included; equal on all ranks."""
-        return -(-self.frames // self.context)
+        unit = self.context * self.multiple
+        return -(-self.frames // unit) * self.multiple
 
     def share(self, context_rank: int) -> FrameRange:
         """The global frames of one rank; may reach past `frames` when padded."""

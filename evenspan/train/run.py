@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.optim import AdamW
 
 from evenspan.config.schema import RunConfig
+from evenspan.data.batch import VideoBatch, VideoSample, collate
 from evenspan.data.latents_dataset import LatentsDataset
 from evenspan.data.loader import MicroBatchLoader
 from evenspan.data.sampler import SampleSchedule
@@ -50,11 +51,12 @@ class Run:
     dataset: VideoDataset | LatentsDataset
     schedule: SampleSchedule
 
-    def loader(self, progress: Progress) -> MicroBatchLoader:
+    def loader(self, progress: Progress) -> MicroBatchLoader[VideoSample, VideoBatch]:
         """The micro-batches of this rank's dp slot from `progress` on, reduced to the frames it owns."""
         coordinates = self.topology.coordinates
         return MicroBatchLoader(
             self.dataset,
+            collate=collate,
             schedule=self.schedule.resumed(step=progress.step, samples_seen=progress.samples),
             frames=self.layout.share(coordinates.context),
             dp_rank=coordinates.dp,

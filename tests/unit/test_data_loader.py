@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evenspan.data.batch import VideoSample
+from evenspan.data.batch import VideoBatch, VideoSample, collate
 from evenspan.data.loader import MicroBatchLoader
 from evenspan.data.sampler import SampleSchedule
 from evenspan.errors import DataError
@@ -39,9 +39,10 @@ class Numbers:
 SCHEDULE = SampleSchedule(size=7, seed=2, global_batch=4)
 
 
-def loader(dataset: Numbers | None = None, **changes: int) -> MicroBatchLoader:
+def loader(dataset: Numbers | None = None, **changes: int) -> MicroBatchLoader[VideoSample, VideoBatch]:
     options = {"dp_rank": 0, "dp_degree": 1, "micro_batches": 2, "prefetch": 0, **changes}
-    return MicroBatchLoader(dataset or Numbers(), schedule=SCHEDULE, frames=FrameRange(2, 4), **options)
+    share = FrameRange(2, 4)
+    return MicroBatchLoader(dataset or Numbers(), collate=collate, schedule=SCHEDULE, frames=share, **options)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
