@@ -68,11 +68,10 @@ def one_step(
 
 
 def check_same_samples(run: Run, batches: Sequence[VideoBatch]) -> None:
-    """Ranks that differ only on context must read the same samples: compare content, name who differs."""
+    """Ranks that differ only on context or tensor must read the same samples: compare, name who differs."""
+    groups = [run.topology.group(axis) for axis in (Axis.CONTEXT, Axis.TENSOR)]
     for batch in batches:
-        compare_fingerprints(
-            batch.fingerprint, group=run.topology.group(Axis.CONTEXT), sample_ids=batch.sample_ids
-        )
+        compare_fingerprints(batch.fingerprint, groups=groups, sample_ids=batch.sample_ids)
 
 
 def report_step(
