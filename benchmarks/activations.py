@@ -89,6 +89,7 @@ def clip(text_dim: int) -> VideoBatch:
         text_BNLE=torch.randn(1, 1, 16, text_dim, generator=generator),
         prompt_of_frame_BF=torch.zeros(1, FRAMES, dtype=torch.long),
         fingerprint=b"clip",
+        epochs=(0,),
     )
 
 

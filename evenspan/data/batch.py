@@ -50,8 +50,8 @@ class VideoBatch:
     """All N prompts of each clip, the same on every rank; rows beyond a clip's own prompts are zero."""
     prompt_of_frame_BF: Tensor
     fingerprint: bytes
-    epochs: tuple[int, ...] = ()
-    """Epoch of each clip; tells two visits of one clip in the same step apart. Empty means all 0."""
+    epochs: tuple[int, ...]
+    """Epoch of each clip; tells two visits of one clip in the same step apart."""
 
 
 def collate(samples: Sequence[VideoSample]) -> VideoBatch:

@@ -102,6 +102,7 @@ def global_batches(case: Case, *, text_dim: int) -> list[VideoBatch]:
                 ),
                 prompt_of_frame_BF=(blocks % case.prompts).expand(case.batch, -1).contiguous(),
                 fingerprint=b"same",
+                epochs=(0,) * case.batch,
             )
         )
     return batches
