@@ -81,12 +81,12 @@ class SampleSchedule:
         """The samples of one dp rank and micro-batch; ranks that differ in context or tensor share them."""
         slots = dp_degree * micro_batches
         if self.global_batch % slots:
+            below, above = self.global_batch // slots * slots, -(-self.global_batch // slots) * slots
             raise DataError(
                 "D502",
                 f"a global batch of {self.global_batch} does not split over {dp_degree} dp ranks x "
                 f"{micro_batches} micro-batches",
-                hint=f"use a global batch of {self.global_batch // slots * slots or slots} or "
-                f"{(self.global_batch // slots + 1) * slots}",
+                hint=f"use a global batch of {' or '.join(str(size) for size in (below, above) if size)}",
             )
         assert 0 <= dp_rank < dp_degree, "dp rank out of range"
         assert 0 <= micro < micro_batches, "micro-batch out of range"

@@ -101,6 +101,24 @@ class FrameLayout:
         return frame // self.frame_per_block
 
 
+def sequence_layout(tokens: int, *, context: int, tensor: int = 1, padding: bool = False) -> FrameLayout:
+    """Equal contiguous shares of a sequence of `tokens` over `context` ranks; its "frames" are tokens.
+
+    `tensor` is the tensor degree where sequence parallelism splits each share again, else 1. Raises
+    ShapeError S201 when the tokens do not divide and `padding` is off, S202 for sizes below 1.
+    """
+    unit = context * tensor
+    if not padding and unit > 0 and tokens % unit:
+        sizes = [str(size) for size in (tokens // unit * unit, -(-tokens // unit) * unit) if size > 0]
+        raise ShapeError(
+            "S201",
+            f"{tokens} tokens are not a multiple of sequence_parallel_size {context} x tensor {tensor} = "
+            f"{unit}",
+            hint=f"use a sequence length of {' or '.join(sizes)}, or parallel.padding: auto",
+        )
+    return FrameLayout(frames=tokens, frame_per_block=1, context=context, multiple=tensor, padding=padding)
+
+
 def _not_a_multiple(layout: FrameLayout, multiple: int) -> ShapeError:
     below, above = layout.frames // multiple * multiple, -(-layout.frames // multiple) * multiple
     sizes = [str(size) for size in (below, above) if size > 0]

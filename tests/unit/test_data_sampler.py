@@ -64,3 +64,6 @@ def test_errors_name_the_numbers() -> None:
     with pytest.raises(DataError, match=r"D502.*6.*4 dp ranks") as caught:
         SampleSchedule(size=4, seed=0, global_batch=6).slot(0, dp_rank=0, dp_degree=4)
     assert "4 or 8" in caught.value.hint
+    with pytest.raises(DataError) as caught:
+        SampleSchedule(size=4, seed=0, global_batch=3).slot(0, dp_rank=0, dp_degree=4)
+    assert caught.value.hint == "use a global batch of 4"

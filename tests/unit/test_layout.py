@@ -1,7 +1,7 @@
 import pytest
 
 from evenspan.errors import ShapeError
-from evenspan.topology.layout import FrameLayout, FrameRange
+from evenspan.topology.layout import FrameLayout, FrameRange, sequence_layout
 
 
 def test_shipped_shape_splits_evenly():
@@ -45,3 +45,22 @@ def test_frame_ranges():
     assert FrameRange(2, 6).intersect(FrameRange(4, 9)) == FrameRange(4, 6)
     assert FrameRange(2, 6).intersect(FrameRange(8, 9)).count == 0
     assert FrameRange(2, 6).shifted(3) == FrameRange(5, 9)
+
+
+def test_a_sequence_is_split_over_context_and_again_over_tensor():
+    layout = sequence_layout(24, context=2, tensor=3)
+    assert (layout.frames_local, layout.padded_frames) == (12, 24)
+    padded = sequence_layout(25, context=2, tensor=3, padding=True)
+    assert (padded.frames_local, padded.padded_frames) == (15, 30)
+    assert [padded.valid(rank).count for rank in range(2)] == [15, 10]
+    assert sequence_layout(25, context=2, padding=True).padded_frames == 26
+
+
+def test_a_sequence_that_does_not_divide_is_named_in_tokens():
+    with pytest.raises(ShapeError, match=r"25 tokens .* 2 x tensor 3 = 6") as raised:
+        sequence_layout(25, context=2, tensor=3)
+    assert raised.value.code == "S201"
+    assert "24 or 30" in raised.value.hint
+    for sizes in ({"tokens": 0, "context": 2}, {"tokens": 8, "context": 2, "tensor": 0}):
+        with pytest.raises(ShapeError, match="S202"):
+            sequence_layout(**sizes)
