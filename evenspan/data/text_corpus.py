@@ -6,7 +6,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from evenspan.data.folder import listed_problems
@@ -37,7 +37,7 @@ def find_documents(data_path: str | Path, *, pattern: str = "**/*.py") -> tuple[
 
     A `data_path` that is a file is the only document, whatever `pattern` says; `stdlib` is the standard
     library of the running Python, without tests. No file is read. Raises DataError D901 when there is no such
-    path, D902 when no file matches.
+    path, D902 when no file matches, D903 when a folder cannot be read.
     """
     root = Path(sysconfig.get_path("stdlib")) if str(data_path) == STDLIB else Path(data_path)
     if root.is_file():
@@ -51,24 +51,18 @@ def find_documents(data_path: str | Path, *, pattern: str = "**/*.py") -> tuple[
             hint=f"{there}write a text file, a folder of them, or stdlib",
         )
     left_out = _NOT_STDLIB if str(data_path) == STDLIB else frozenset()
-    documents = [
-        TextDocument(name=name.as_posix(), path=path)
-        for path, name in _matches(root, pattern)
-        if not left_out.intersection(name.parts)
-    ]
-    if not documents:
-        kinds = sorted({path.suffix for path in islice(root.rglob("*"), 1000) if path.is_file()})
-        has = (
-            f"the folder has {', '.join(kind or 'no suffix' for kind in kinds[:8])}"
-            if kinds
-            else "it is empty"
-        )
+    files = sorted(_files(root, left_out=left_out))
+    wanted = tuple(part for part in pattern.split("/") if part != ".")
+    found = [parts for parts in files if _fits(parts, wanted)]
+    if not found:
+        kinds = sorted({Path(parts[-1]).suffix or "no suffix" for parts in files})
+        has = f"the folder has files with {', '.join(kinds[:8])}" if kinds else "the folder has no files"
         raise DataError(
             "D902",
             f"no file in {root} matches data.pattern {pattern!r}",
             hint=f"{has}: write a glob relative to the folder, for example **/*.txt",
         )
-    return tuple(sorted(documents, key=lambda document: document.name.split("/")))
+    return tuple(TextDocument(name="/".join(parts), path=root.joinpath(*parts)) for parts in found)
 
 
 def read_documents(documents: Sequence[TextDocument]) -> list[str]:
@@ -97,14 +91,31 @@ def read_documents(documents: Sequence[TextDocument]) -> list[str]:
     return texts
 
 
-def _matches(root: Path, pattern: str) -> Iterator[tuple[Path, Path]]:
-    """Files that match, each with its path below `root`; nothing for a pattern that is no relative glob."""
-    if not pattern or Path(pattern).is_absolute():
-        return
-    for path in root.glob(pattern):
-        name = path.relative_to(root)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            yield path, name
+def _files(root: Path, *, left_out: frozenset[str]) -> Iterator[tuple[str, ...]]:
+    """Path below `root` of every file, as parts. Hidden and `left_out` names are not even walked into."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(
+            "D903",
+            f"the folder {error.filename} cannot be read: {error.strerror}",
+            hint="change its permissions, or point data.data_path elsewhere",
+        ) from error
+
+    for folder, folders, files in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        for name in files:
+            if not name.startswith("."):
+                yield (*Path(folder).relative_to(root).parts, name)
+
+
+def _fits(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether a path fits a glob, part by part; `**` is any number of folders."""
+    if not pattern:
+        return not parts
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        return any(_fits(parts[skipped:], rest) for skipped in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], first) and _fits(parts[1:], rest)
 
 
 def _common_root(documents: Sequence[TextDocument]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,39 @@ def test_every_unreadable_file_is_listed(books: Path) -> None:
 def test_documents_without_text(books: Path) -> None:
     with pytest.raises(DataError, match=r"D904 1 document has no text"):
         read_documents(find_documents(books / "a/empty.txt"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("**/*.txt", ["a/b/deep.txt", "a/one.txt", "top.txt"]),
+        ("*.txt", ["top.txt"]),
+        ("./*.txt", ["top.txt"]),
+        ("a/**/*.txt", ["a/b/deep.txt", "a/one.txt"]),
+        ("*/*.txt", ["a/one.txt"]),
+        ("**/b/*", ["a/b/deep.txt"]),
+        ("a/[n-p]*", ["a/one.txt"]),
+        ("a/one.txt", ["a/one.txt"]),
+        ("**", ["a/b/deep.txt", "a/one.txt", "top.txt"]),
+    ],
+)
+def test_patterns(tmp_path: Path, pattern: str, names: list[str]) -> None:
+    for name in ("a/b/deep.txt", "a/one.txt", "top.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    assert [document.name for document in find_documents(tmp_path, pattern=pattern)] == names
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.py").write_text("x = 1")
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"D903.*closed cannot be read"):
+        find_documents(tmp_path)
