@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from datetime import timedelta
 from weakref import WeakKeyDictionary
@@ -144,6 +145,27 @@ def init_distributed(
             hint="name in MASTER_ADDR the machine of rank 0 and in MASTER_PORT a port that is free there",
         ) from error
     return device
+
+
+def leave_distributed() -> None:
+    """Ends the run's process groups and their threads; every rank calls it, after its last collective.
+
+    A gloo group that something still holds keeps its threads, and one that wakes while the interpreter shuts
+    down ends the process with SIGABRT. DTensor's caches hold meshes for ever, so the meshes let go of their
+    groups. Topologies of this world are of no use afterwards.
+    """
+    dist.barrier()
+    _forget_topologies()
+    gc.collect()  # models and their groups refer to each other
+    dist.destroy_process_group()
+
+
+def _forget_topologies() -> None:
+    for known in _BUILT.values():
+        for topology in known.values():
+            if topology.mesh is not None:
+                vars(topology.mesh._get_root_mesh()).get("_pg_registry", {}).clear()
+    _BUILT.clear()
 
 
 def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup | None:

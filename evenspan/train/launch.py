@@ -68,9 +68,7 @@ def run(config: RunConfig, *, logdir: Path, env: LaunchEnv) -> None:
 
     Every rank calls this. Raises the named errors of evenspan.errors; the process group is gone afterwards.
     """
-    import torch.distributed as dist
-
-    from evenspan.topology.mesh import init_distributed
+    from evenspan.topology.mesh import init_distributed, leave_distributed
     from evenspan.train.loop import train
 
     _configure_logging(env)
@@ -78,8 +76,7 @@ def run(config: RunConfig, *, logdir: Path, env: LaunchEnv) -> None:
     # After an error no farewell: the peers may be inside a collective that this rank will never join, and the
     # launcher ends them as soon as this process is gone.
     train(config, logdir=logdir, device=device)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_distributed()
 
 
 def _configure_logging(env: LaunchEnv) -> None:

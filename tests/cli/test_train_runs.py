@@ -155,6 +155,24 @@ def test_mpirun(config: Path, finished: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "run") == pytest.approx(losses(finished), rel=1e-5)
 
 
+def test_a_finished_run_leaves_no_thread_of_its_groups(config: Path, tmp_path: Path) -> None:
+    """A gloo thread that wakes while the interpreter shuts down ends the process with SIGABRT."""
+    done = run(
+        "-m", "torch.distributed.run", "--nproc_per_node=2", "tests/distributed/leave_threads.py", config,
+        tmp_path / "run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left: []") == 2, done.stdout
+
+
+@pytest.mark.slow
+def test_thirty_runs_in_a_row_end_with_zero(config: Path, tmp_path: Path) -> None:
+    for number in range(30):
+        words = ("--config", config, "--nproc", "2", "--logdir", tmp_path / str(number))
+        done = run("-m", "evenspan", "train", *words, "training.max_iters=1")
+        assert done.returncode == 0, (number, done.stderr)
+
+
 def start_endless(config: Path, logdir: Path) -> subprocess.Popen[str]:
     """Two local ranks that would train for hours; returns once they have a checkpoint."""
     words = ("-m", "evenspan", "train", "--config", config, "--nproc", "2", "--logdir", logdir)
