@@ -53,7 +53,7 @@ def compare_fingerprints(
 class IdentityGuard:
     """Checks of a loader of one's own, on the mesh and `dp_dims` of its `DataSlots`. Every rank calls them.
 
-    A digest comes from `evenspan.data.fingerprint.content_fingerprint(batch)`, before the batch is split.
+    A digest comes from `evenspan.data.content.content_fingerprint(batch)`, before the batch is split.
     """
 
     def __init__(self, mesh: DeviceMesh, dp_dims: Sequence[str] = DP_DIMS) -> None:

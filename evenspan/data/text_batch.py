@@ -6,7 +6,7 @@ Shapes: B samples, T tokens (local unless said otherwise).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class TextBatch:
     sample_ids: tuple[int, ...]
     fingerprint: bytes
     """Identity of the whole samples' content; equal on every context and tensor rank."""
-    epochs: tuple[int, ...] = ()
-    """Epoch of each sample. Empty means all 0."""
+    epochs: tuple[int, ...]
+    """Epoch of each sample; tells two visits of one sample in the same step apart."""
 
     @property
     def global_tokens(self) -> int:
@@ -66,15 +66,11 @@ class TextBatch:
 
     def to(self, device: torch.device) -> TextBatch:
         """The batch with its tensors on `device`."""
-        return TextBatch(
+        return replace(
+            self,
             tokens_BT=self.tokens_BT.to(device),
             labels_BT=self.labels_BT.to(device),
             positions_BT=self.positions_BT.to(device),
-            share=self.share,
-            documents=self.documents,
-            sample_ids=self.sample_ids,
-            fingerprint=self.fingerprint,
-            epochs=self.epochs,
         )
 
 
@@ -116,15 +112,12 @@ def split_text_batch(batch: TextBatch, *, layout: FrameLayout, context_rank: int
         )
     share = layout.share(context_rank)
     own = slice(share.start, share.stop)
-    return TextBatch(
+    return replace(
+        batch,
         tokens_BT=batch.tokens_BT[:, own].clone(),
         labels_BT=batch.labels_BT[:, own].clone(),
         positions_BT=batch.positions_BT[:, own].clone(),
         share=share,
-        documents=batch.documents,
-        sample_ids=batch.sample_ids,
-        fingerprint=batch.fingerprint,
-        epochs=batch.epochs,
     )
 
 
@@ -141,14 +134,10 @@ def gather_text_batch(shares: Sequence[TextBatch], *, layout: FrameLayout) -> Te
             f"the layout has {[(e.start, e.stop) for e in expected]}",
             hint="pass one share per context rank, in rank order",
         )
-    first = shares[0]
-    return TextBatch(
+    return replace(
+        shares[0],
         tokens_BT=torch.cat([share.tokens_BT for share in shares], dim=1),
         labels_BT=torch.cat([share.labels_BT for share in shares], dim=1),
         positions_BT=torch.cat([share.positions_BT for share in shares], dim=1),
         share=FrameRange(0, layout.padded_frames),
-        documents=first.documents,
-        sample_ids=first.sample_ids,
-        fingerprint=first.fingerprint,
-        epochs=first.epochs,
     )

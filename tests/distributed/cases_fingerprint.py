@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from evenspan.comm.fingerprint import IdentityGuard, compare_fingerprints
-from evenspan.data.fingerprint import content_fingerprint
+from evenspan.data.content import content_fingerprint
 from evenspan.data.slots import DataSlots
 from evenspan.errors import CommError
 from evenspan.topology.degrees import Axis, Degrees

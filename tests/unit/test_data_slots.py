@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from evenspan.data.fingerprint import content_fingerprint
+from evenspan.data.content import content_fingerprint
 from evenspan.data.sampler import SampleSchedule
 from evenspan.data.slots import DataSlots
 from evenspan.errors import DataError, TopologyError
