@@ -1,7 +1,8 @@
 """Sharded checkpoints that appear whole or not at all, and load at any other degrees.
 
 Every rank writes its shards through torch.distributed.checkpoint (DCP) into a hidden directory, which rank 0
-renames when all are on disk. A reader therefore never meets a torn checkpoint.
+renames when all are on disk. A checkpoint that it replaces is set aside until then, and one that is dropped
+is renamed before it is deleted: a reader never meets a torn checkpoint, nor a moment without a whole one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from evenspan.train.ema import Ema
 logger = logging.getLogger("evenspan")
 
 _STATE_FILE = "state.json"
-_NAME = re.compile(r"step_(\d{8})")
+_NAME = re.compile(r"step_\d{8}")
+_PARTIAL, _ASIDE, _DROPPED = ".partial_", ".aside_", ".dropped_"
+"""What a directory is called while it is written, while its successor takes its place, while it goes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +53,7 @@ def save_checkpoint(
     what was written is removed and earlier checkpoints are untouched.
     """
     final = directory / f"step_{progress.step:08d}"
-    partial = directory / f".partial_{final.name}"
+    partial = directory / f"{_PARTIAL}{final.name}"
     fault = _write(partial, _state(model, optimizer, ema), progress)
     faults = _all_ranks(fault)
     if any(faults):
@@ -62,11 +65,9 @@ def save_checkpoint(
             hint="free space or fix the directory and start again: the run resumes from the last checkpoint",
         )
     if dist.get_rank() == 0:
-        if final.exists():
-            shutil.rmtree(final)
-        partial.rename(final)
+        _put_in_place(partial, final)
         for old in list_checkpoints(directory)[: -keep or None] if keep else []:
-            shutil.rmtree(old)
+            _drop(old)
     dist.barrier()
     return final
 
@@ -87,13 +88,15 @@ def load_checkpoint(path: Path, *, model: nn.Module, optimizer: Optimizer, ema: 
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints under `directory`, oldest first."""
+    """Complete checkpoints under `directory`, oldest first; one set aside counts until its successor does."""
     if not directory.is_dir():
         return []
-    found = [
-        path for path in directory.iterdir() if _NAME.fullmatch(path.name) and (path / _STATE_FILE).is_file()
-    ]
-    return sorted(found)
+    found: dict[str, Path] = {}
+    for path in sorted(directory.iterdir()):  # names that begin with a dot come first
+        name = path.name.removeprefix(_ASIDE)
+        if _NAME.fullmatch(name) and (path / _STATE_FILE).is_file():
+            found[name] = path
+    return [found[name] for name in sorted(found)]
 
 
 def read_progress(path: Path) -> Progress:
@@ -102,11 +105,37 @@ def read_progress(path: Path) -> Progress:
     return Progress(step=int(state["step"]), samples=int(state["samples"]))
 
 
-def remove_partial(directory: Path) -> None:
-    """Delete what an interrupted save left behind."""
-    if directory.is_dir():
-        for path in directory.glob(".partial_*"):
+def recover(directory: Path) -> None:
+    """Undo what an interrupted save left: what was set aside returns unless its successor is there."""
+    if not directory.is_dir():
+        return
+    for aside in directory.glob(f"{_ASIDE}*"):
+        final = directory / aside.name.removeprefix(_ASIDE)
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(final)
+    for prefix in (_PARTIAL, _DROPPED):
+        for path in directory.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Rename `partial` to `final`; what stood there is set aside first and deleted afterwards."""
+    aside = final.with_name(f"{_ASIDE}{final.name}")
+    replaces = final.exists()
+    if replaces:
+        final.rename(aside)
+    partial.rename(final)
+    if replaces:
+        shutil.rmtree(aside)
+
+
+def _drop(path: Path) -> None:
+    """Delete a checkpoint; half deleted it no longer bears a checkpoint's name."""
+    dropped = path.with_name(f"{_DROPPED}{path.name}")
+    path.rename(dropped)
+    shutil.rmtree(dropped)
 
 
 def load_average(path: Path, shadow: dict[str, Tensor]) -> None:

@@ -37,9 +37,12 @@ def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
     with ExitStack() as stack:
         reporter = open_reporter(run, progress, stack)
         loader = stack.enter_context(run.loader(progress))
-        for step in range(progress.step, config.training.max_iters):
+        first = progress.step
+        for step in range(first, config.training.max_iters):
             started = time.perf_counter()  # before the batches: waiting for data counts
             batches = list(loader.step(step))
+            if step == first or _due(step, config.training.fingerprint_interval):
+                check_same_samples(run, batches)
             result, progress = one_step(run, batches, step=step, progress=progress)
             report_step(run, reporter, result, progress, started=started)
             after_step(run, reporter, progress)
@@ -49,10 +52,7 @@ def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
 def one_step(
     run: Run, batches: Sequence[VideoBatch], *, step: int, progress: Progress
 ) -> tuple[StepResult, Progress]:
-    """Guard, step, average; returns the reduced facts and the progress after the step."""
-    interval = run.config.training.fingerprint_interval
-    if step == 0 or _due(step, interval):
-        check_same_samples(run, batches)
+    """Step and average; returns the reduced facts and the progress after the step."""
     set_learning_rate(run.optimizer, learning_rate(step, run.config.training))
     result = train_step(
         run.model,

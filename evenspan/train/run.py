@@ -27,7 +27,7 @@ from evenspan.train.build import (
     open_dataset,
     tokens_per_frame,
 )
-from evenspan.train.checkpoint import Progress, list_checkpoints, load_checkpoint, remove_partial
+from evenspan.train.checkpoint import Progress, list_checkpoints, load_checkpoint, recover
 from evenspan.train.ema import Ema
 from evenspan.train.objective import Objective, build_objective
 from evenspan.train.optimizer import build_optimizer
@@ -105,10 +105,12 @@ def resume(run: Run) -> Progress:
     """Load the newest complete checkpoint of the run directory, if there is one.
 
     Raises RunError R109 when there is one and `auto_resume` is off: a run from step 0 would mix its own with
-    those, and the newest by number would be neither kept nor resumed rightly.
+    those, and the newest by number would be neither kept nor resumed rightly. R110 when it took another
+    number of samples a step: the curve would bend there.
     """
     if dist.get_rank() == 0:
-        remove_partial(run.directory.checkpoints)
+        recover(run.directory.checkpoints)
+    dist.barrier()
     found = list_checkpoints(run.directory.checkpoints)
     if not found:
         return Progress(step=0, samples=0)
@@ -119,8 +121,22 @@ def resume(run: Run) -> Progress:
             hint="give a new --logdir, or set checkpoints.auto_resume=true to go on from there",
         )
     progress = load_checkpoint(found[-1], model=run.model, optimizer=run.optimizer, ema=run.ema)
+    if progress.samples != progress.step * run.schedule.global_batch:
+        raise _other_global_batch(run, progress)
     logger.info("resumed %s after step %d", found[-1].name, progress.step)
     return progress
+
+
+def _other_global_batch(run: Run, progress: Progress) -> RunError:
+    training = run.config.training
+    before, now = progress.samples / max(progress.step, 1), run.schedule.global_batch
+    return RunError(
+        "R110",
+        f"{run.directory.root} took {before:g} samples a step, but batch_size {training.batch_size} x "
+        f"gradient_accumulation_steps {training.gradient_accumulation_steps} x dp {run.topology.degrees.dp} "
+        f"= {now}",
+        hint=f"choose batch_size x gradient_accumulation_steps x dp = {before:g}, or give a new --logdir",
+    )
 
 
 def claim_on_rank0(directory: RunDir, config: RunConfig) -> None:

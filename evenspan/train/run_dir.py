@@ -11,18 +11,25 @@ from evenspan.errors import ConfigError, RunError
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
-# Settings a resumed run may change: they say how the work is spread, or how long it goes on, not what is
-# computed.
+# Settings, with all below them, that a resumed run may change: they say how the work is spread, what is
+# reported, or how long it goes on, not what is computed. `batch_size` and `gradient_accumulation_steps` may
+# because degrees may; their product with dp may not, which `run.resume` sees.
 RESUMABLE = (
     "sequence_parallel_size",
-    "parallel",
+    "parallel.mesh",
+    "parallel.padding",
+    "parallel.activation_checkpointing",
+    "parallel.attention",
+    "parallel.backend_kwargs",
+    "training.batch_size",
+    "training.gradient_accumulation_steps",
+    "training.max_iters",
+    "training.fingerprint_interval",
+    "data.prefetch",
     "evaluation",
     "checkpoints",
-    "logging",
-    "prefetch",
-    "batch_size",
-    "gradient_accumulation_steps",
-    "max_iters",
+    "logging.interval",
+    "logging.tensorboard",
 )
 
 
@@ -98,13 +105,13 @@ def _identity(config: RunConfig) -> list[str]:
     # Its first number is training.batch_size again, which may change.
     settings["image_or_video_shape"] = settings["image_or_video_shape"][1:]
     _flatten(settings, "", lines)
-    return [line for line in lines if not _may_change(line.split("=", 1)[0])]
+    # A cosine ends at max_iters, so another end is another curve from the first step on.
+    kept = () if config.training.min_lr_ratio == 1 else ("training.max_iters",)
+    return [line for line in lines if (key := line.split("=", 1)[0]) in kept or not _may_change(key)]
 
 
 def _may_change(key: str) -> bool:
-    if key == "logging.seed":
-        return False
-    return any(part in RESUMABLE for part in key.split("."))
+    return any(key == setting or key.startswith(f"{setting}.") for setting in RESUMABLE)
 
 
 def _flatten(value: object, prefix: str, lines: list[str]) -> None:

@@ -44,3 +44,11 @@ def error_with_small_files(
         return error_of_training(ctx, config, logdir)
     finally:
         loop.save_checkpoint = whole
+
+
+def error_with_other_data(ctx: RankContext, config: RunConfig, other: Path, logdir: Path) -> str:
+    """The same where rank 1 reads the data under `other`, as a node with a stale copy would."""
+    data = config.data.model_copy(update={"data_path": str(other)})
+    return error_of_training(
+        ctx, config.model_copy(update={"data": data}) if ctx.rank == 1 else config, logdir
+    )

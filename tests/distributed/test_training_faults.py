@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from evenspan.data.latents_dataset import write_latents
 from evenspan.testing import RankPool
 from evenspan.train.checkpoint import list_checkpoints
-from tests.distributed.cases_faults import error_of_training, error_with_small_files
+from tests.distributed.cases_faults import error_of_training, error_with_other_data, error_with_small_files
 from tests.distributed.cases_training import (
     CHANNELS,
     FRAMES,
@@ -114,3 +115,26 @@ def test_another_run_is_refused_on_every_rank(world2: RankPool, latents: Path, t
     world2.run(error_of_training, run_config(latents, context=2, max_iters=1), logdir)
     errors = world2.run(error_of_training, run_config(latents, context=2, max_iters=1, lr=0.7), logdir)
     assert all(error.startswith("R101") for error in errors), errors
+
+
+def test_another_global_batch_is_refused_on_every_rank(
+    world2: RankPool, latents: Path, tmp_path: Path
+) -> None:
+    logdir = tmp_path / "run"
+    world2.run(error_of_training, run_config(latents, context=2, max_iters=1), logdir)
+    errors = world2.run(error_of_training, run_config(latents, context=1, max_iters=2), logdir)
+    assert all(error.startswith("R110") and "took 2 samples" in error for error in errors), errors
+    fitting = run_config(latents, context=1, max_iters=2, gradient_accumulation_steps=1)
+    assert world2.run(error_of_training, fitting, logdir) == ["", ""]
+
+
+def test_the_first_step_of_every_start_compares_content(
+    world2: RankPool, latents: Path, tmp_path: Path
+) -> None:
+    logdir = tmp_path / "run"
+    world2.run(error_of_training, run_config(latents, context=2, max_iters=1), logdir)
+    other = tmp_path / "other"
+    shutil.copytree(latents, other)
+    (other / "0.safetensors").rename(other / "2.safetensors")
+    errors = world2.run(error_with_other_data, run_config(latents, context=2, max_iters=2), other, logdir)
+    assert all(error.startswith("X201") for error in errors), errors
