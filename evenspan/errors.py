@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +29,20 @@ class Finding:
         return f"{self.code} {self.at}: {self.fact}\n     -> {self.hint}"
 
 
+class Teller(Enum):
+    """Who prints an error: ranks that raise the same one print it once."""
+
+    THIS_PROCESS = auto()
+    THIS_RANK = auto()
+    """For the other ranks as well."""
+    OTHER_RANK = auto()
+
+
 class EvenspanError(Exception):
     """A user's mistake or a failure of the outside world, never a bug of ours (those are assertions)."""
 
     exit_code: int = 1
+    told_by: Teller = Teller.THIS_PROCESS
 
     def __init__(self, code: str, fact: str, *, hint: str) -> None:
         super().__init__(f"{code} {fact}\n     -> {hint}")

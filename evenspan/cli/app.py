@@ -14,12 +14,12 @@ from evenspan.cli.data_cmd import data_app
 from evenspan.cli.sample_cmd import sample
 from evenspan.cli.train_cmd import train
 from evenspan.config.environment import launch_env
-from evenspan.errors import ConfigError, EvenspanError, TopologyError
+from evenspan.errors import ConfigError, EvenspanError, Teller, TopologyError
 
 INTERRUPTED = 130
 HEAD_START_S = 1.0
-"""How long ranks above 0 stay after a configuration error. Launchers stop every rank as soon as one fails,
-and rank 0, which tells what is wrong, may be slower to start."""
+"""How long a rank stays after an error that another one tells, or that it tells for others. Launchers stop
+every rank as soon as one fails, and the one that tells may be slower; the others ask it who tells."""
 
 app = typer.Typer(
     name="evenspan",
@@ -48,9 +48,10 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
     try:
         typer.main.get_command(app).main(args=line, prog_name="evenspan")
     except EvenspanError as error:
-        if _speaks(error):
+        speaks = _speaks(error)
+        if speaks:
             print(f"error: {error}", file=sys.stderr)
-        else:
+        if not speaks or error.told_by is Teller.THIS_RANK:
             time.sleep(HEAD_START_S)
         return error.exit_code
     except KeyboardInterrupt:
@@ -64,7 +65,9 @@ def main(arguments: Sequence[str] | None = None, *, command: str | None = None) 
 
 def _speaks(error: EvenspanError) -> bool:
     """Whether this rank prints `error`. Every rank finds the same configuration errors: rank 0 tells them."""
-    return not isinstance(error, ConfigError) or _is_main_rank()
+    if isinstance(error, ConfigError):
+        return _is_main_rank()
+    return error.told_by is not Teller.OTHER_RANK
 
 
 def _is_main_rank() -> bool:

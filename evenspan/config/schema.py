@@ -147,7 +147,7 @@ class TrainingConfig(Section):
     ema_start_step: Count = Field(default=0, description="step at which averaging starts")
     fingerprint_interval: Count = Field(
         default=100,
-        description="steps between comparisons of the context group's batch, besides the first of a start; 0 off",
+        description="steps between comparisons of a context group's batch, besides each start's first; 0 off",
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from weakref import WeakKeyDictionary
@@ -23,6 +25,12 @@ same degrees twice should not cost a second dozen of groups."""
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits for the other ranks before the run is declared dead."""
+
+MEETING_TIMEOUT = timedelta(minutes=2)
+"""How long a rank waits at the start for the others to arrive."""
+
+LET_RANK_0_SPEAK_S = 0.3
+"""Head start of rank 0, whose output is read first, where all ranks have the same to say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +120,17 @@ def _view(world: DeviceMesh, sizes: dict[str, int]) -> DeviceMesh:
 
 
 def init_distributed(
-    env: LaunchEnv, *, backend: str | None = None, timeout: timedelta = DEFAULT_TIMEOUT
+    env: LaunchEnv,
+    *,
+    backend: str | None = None,
+    meeting: timedelta = MEETING_TIMEOUT,
+    timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> torch.device:
     """Joins the run's process group and gives this rank's device. Call once per process.
 
     `backend` defaults to NCCL (and gloo for CPU tensors) where CUDA is there, gloo elsewhere. A single
     process gets a group of one without opening a port. Raises T114 when the machine has fewer GPUs than
-    local ranks, T115 when the ranks do not meet.
+    local ranks, T115 when not all ranks arrive within `meeting`.
     """
     cuda = torch.cuda.is_available() and backend != "gloo"
     if cuda and env.local_rank >= torch.cuda.device_count():
@@ -136,15 +148,48 @@ def init_distributed(
         return device
     env.export()
     try:
-        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+        store = _meet(env, meeting)
+        dist.init_process_group(
+            backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout
+        )
     except dist.DistError as error:
         raise TopologyError(
             "T115",
             f"rank {env.rank} of {env.world_size} does not meet the others at "
             f"{env.master_addr}:{env.master_port}: {str(error).splitlines()[0]}",
-            hint="name in MASTER_ADDR the machine of rank 0 and in MASTER_PORT a port that is free there",
+            hint=f"start all {env.world_size} ranks; name in MASTER_ADDR the machine of rank 0, and in MASTER_PORT "
+            "a port that is free there",
         ) from error
     return device
+
+
+def _meet(env: LaunchEnv, timeout: timedelta) -> dist.Store:
+    """The store of the run, once every rank has come to it. Raises DistError after `timeout`."""
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    if store.add("evenspan/arrived", 1) == env.world_size:
+        store.set("evenspan/complete", "")
+    try:
+        store.wait(["evenspan/complete"], timeout)
+    except dist.DistError as error:
+        arrived = store.add("evenspan/arrived", 0)
+        raise dist.DistError(f"{arrived} of {env.world_size} ranks arrived in {timeout.seconds} s") from error
+    return dist.PrefixStore("evenspan", store)
+
+
+def first_to_say(text: str) -> bool:
+    """True on one of the ranks that call this with the same `text`: rank 0, if it is among the first.
+
+    Works while other ranks hang or are gone: it asks the run's store, and is True where that is gone too.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return True
+    if dist.get_rank() > 0:
+        time.sleep(LET_RANK_0_SPEAK_S)
+    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    try:
+        return dist.distributed_c10d._get_default_store().add(f"evenspan/said/{key}", 1) == 1
+    except dist.DistError:
+        return True
 
 
 def leave_distributed() -> None:

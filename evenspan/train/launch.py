@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evenspan.config.environment import LaunchEnv, default_threads
 from evenspan.config.schema import RunConfig
-from evenspan.errors import RunError
+from evenspan.errors import EvenspanError, RunError, Teller
 
 logger = logging.getLogger("evenspan")
 
@@ -68,14 +68,19 @@ def run(config: RunConfig, *, logdir: Path, env: LaunchEnv) -> None:
 
     Every rank calls this. Raises the named errors of evenspan.errors; the process group is gone afterwards.
     """
-    from evenspan.topology.mesh import init_distributed, leave_distributed
+    from evenspan.topology.mesh import first_to_say, init_distributed, leave_distributed
     from evenspan.train.loop import train
 
     _configure_logging(env)
     device = init_distributed(env)
-    # After an error no farewell: the peers may be inside a collective that this rank will never join, and the
-    # launcher ends them as soon as this process is gone.
-    train(config, logdir=logdir, device=device)
+    try:
+        train(config, logdir=logdir, device=device)
+    except EvenspanError as error:
+        # No farewell: the peers may be inside a collective that this rank will never join, and the launcher
+        # ends them as soon as this process is gone.
+        if env.world_size > 1:
+            error.told_by = Teller.THIS_RANK if first_to_say(str(error)) else Teller.OTHER_RANK
+        raise
     leave_distributed()
 
 

@@ -173,6 +173,18 @@ def test_thirty_runs_in_a_row_end_with_zero(config: Path, tmp_path: Path) -> Non
         assert done.returncode == 0, (number, done.stderr)
 
 
+def test_an_error_of_all_ranks_is_told_once(config: Path, finished: Path) -> None:
+    words = ("--config", config, "--logdir", finished, "training.lr=0.7")
+    for start in (
+        ("-m", "evenspan", "train", "--nproc", "2"),
+        ("-m", "torch.distributed.run", "--nproc_per_node=2", "train.py"),
+    ):
+        done = run(*start, *words)
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.count("error: R101") == 1, done.stderr
+        assert done.stderr.count("training.lr=0.7") == 1, done.stderr
+
+
 def start_endless(config: Path, logdir: Path) -> subprocess.Popen[str]:
     """Two local ranks that would train for hours; returns once they have a checkpoint."""
     words = ("-m", "evenspan", "train", "--config", config, "--nproc", "2", "--logdir", logdir)

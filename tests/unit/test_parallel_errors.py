@@ -20,7 +20,7 @@ from evenspan.parallel.clip import clip_grad_norm
 from evenspan.parallel.context import UlyssesCore, apply_context
 from evenspan.parallel.fsdp import set_requires_gradient_sync
 from evenspan.topology.degrees import Degrees
-from evenspan.topology.mesh import build_topology, init_distributed
+from evenspan.topology.mesh import MEETING_TIMEOUT, build_topology, init_distributed
 from tests.distributed import toy
 
 
@@ -126,14 +126,38 @@ def test_published_groups(four_ranks):
         groups.get_data_parallel_group()
 
 
-def test_ranks_that_do_not_meet_are_named(monkeypatch):
+@pytest.fixture
+def _own_variables(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "unset")  # what init_distributed exports is gone afterwards
+
+
+@pytest.mark.usefixtures("_own_variables")
+def test_ranks_that_do_not_meet_are_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         env = LaunchEnv(world_size=2, local_world_size=2, master_port=port, launcher=Launcher.TORCHRUN)
         with pytest.raises(TopologyError, match=rf"T115 rank 0 of 2 .* at 127\.0\.0\.1:{port}"):
-            init_distributed(env, backend="gloo", timeout=timedelta(seconds=5))
+            init_distributed(env, backend="gloo", meeting=timedelta(seconds=5))
     assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("_own_variables")
+def test_ranks_that_wait_for_one_that_never_comes_are_named(monkeypatch):
+    """Under torchrun the agent keeps the store, so the ranks that are there reach it."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = LaunchEnv(
+        rank=1,
+        local_rank=1,
+        world_size=2,
+        local_world_size=2,
+        master_port=store.port,
+        launcher=Launcher.TORCHRUN,
+    )
+    with pytest.raises(TopologyError, match=r"T115 rank 1 of 2 .*: 1 of 2 ranks arrived in 1 s"):
+        init_distributed(env, backend="gloo", meeting=timedelta(seconds=1))
+    assert not dist.is_initialized()
+    assert timedelta(minutes=1) <= MEETING_TIMEOUT <= timedelta(minutes=2)
