@@ -132,6 +132,8 @@ def test_the_lengths_are_the_block_diagonal_causal_mask(corpus: Corpus, seed: in
     owner = torch.tensor(definition(corpus, sample)["owner"])
     lengths = data.sample(sample, epoch=0, frames=FrameRange(0, 1)).documents
     expected = (owner[:, None] == owner) & torch.ones(len(owner), len(owner), dtype=torch.bool).tril()
+    assert min(lengths) > 0
+    assert sum(lengths) == corpus.layout.padded_frames
     assert torch.equal(dense_mask(documents(lengths)), expected)
 
 
