@@ -23,7 +23,7 @@ class Run:
     world_size: int | None
     """None when nobody said how many ranks there will be: rules about the world then stay silent."""
     check_paths: bool = True
-    """Whether rules may look at the file system."""
+    """Whether rules may look at this machine: its files and devices."""
 
     @property
     def context(self) -> int:

@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     run_rules.augmentation_inside_the_table,
     run_rules.warm_up_ends,
     run_rules.shortest_sample,
+    run_rules.kernel_needs_a_gpu,
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from evenspan.check.registry import Broken, Run, one_of, rule
 from evenspan.check.shape_rules import around
+from evenspan.config.environment import shows_gpu
 
 WINDOW = "model_kwargs.local_attn_size"
 SINK = "model_kwargs.sink_size"
@@ -76,3 +77,15 @@ def shortest_sample(run: Run) -> Iterator[Broken]:
     elif least % block:
         fact = f"{least} latent frames is not a multiple of num_frame_per_block {block}"
         yield Broken(at=at, fact=fact, hint=f"use {one_of(around(least, block))}")
+
+
+@rule("A304", "kernel-needs-a-gpu", reads=("parallel.attention",))
+def kernel_needs_a_gpu(run: Run) -> Iterator[Broken]:
+    """FlexAttention and variable-length attention have no backward on the CPU."""
+    kernel = run.config.parallel.attention
+    if run.check_paths and kernel in ("flex", "varlen") and not shows_gpu():
+        fact = f"{kernel} runs on CUDA, and this machine shows no GPU"
+        hint = (
+            "write auto, which takes segments on the CPU and flex on CUDA, or run it on a machine with a GPU"
+        )
+        yield Broken(at="parallel.attention", fact=fact, hint=hint)

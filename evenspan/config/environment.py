@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from evenspan.errors import TopologyError
 
@@ -220,6 +221,14 @@ def _check_port(env: LaunchEnv) -> None:
             f"MASTER_PORT={env.master_port} is no port",
             hint=f"set MASTER_PORT to 1 to {LAST_PORT}",
         )
+
+
+def shows_gpu(variables: Mapping[str, str] | None = None, *, devices: Path = Path("/dev")) -> bool:
+    """Whether this process may use an NVIDIA GPU, as far as can be told without loading torch."""
+    found = os.environ if variables is None else variables
+    if found.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        return False
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
 
 
 def default_threads(count: int) -> None:

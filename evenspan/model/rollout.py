@@ -136,7 +136,7 @@ class _Branch:
     """One conditioning (the prompts, or the negative prompt) with its own cache."""
 
     text_BNLE: Tensor
-    prompt_of_block_BK: Tensor
+    prompt_of_frame_BF: Tensor
     cache: KVCache
 
 
@@ -144,7 +144,7 @@ def generate(
     model: CausalWan,
     *,
     text_BNLE: Tensor,
-    prompt_of_block_BK: Tensor,
+    prompt_of_frame_BF: Tensor,
     frames: int,
     frame_per_block: int,
     shape: tuple[int, int, int],
@@ -159,7 +159,7 @@ def generate(
 ) -> Tensor:
     """Latents [B, frames, C, H, W] in at least fp32; the last block may have fewer frames.
 
-    `prompt_of_block_BK` is the prompt of each of the K blocks; `shape` is (C, H, W); `noise(block)` gives the
+    `prompt_of_frame_BF` is the prompt of each frame; `shape` is (C, H, W); `noise(block)` gives the
     start [B, block frames, C, H, W], so the caller decides what it is keyed by. `window` and `sink` are in
     frames and mean what they mean in `attention.patterns`. `initial_BFCHW` are given first frames (image to
     video), kept at t = 0. A guidance g other than 1 adds a second cache: v = v_neg + g (v - v_neg).
@@ -173,10 +173,10 @@ def generate(
         )
     plan = RolloutPlan.build(frames, frame_per_block=frame_per_block, window=window, sink=sink)
     batch = text_BNLE.shape[0]
-    expect_shape("prompt_of_block_BK", prompt_of_block_BK, (batch, len(plan.blocks)))
-    branches = [_branch(model, plan, text_BNLE, prompt_of_block_BK, shape)]
+    expect_shape("prompt_of_frame_BF", prompt_of_frame_BF, (batch, frames))
+    branches = [_branch(model, plan, text_BNLE, prompt_of_frame_BF, shape)]
     if guidance != 1.0 and negative_text_BNLE is not None:
-        negative_map = torch.zeros_like(prompt_of_block_BK)
+        negative_map = torch.zeros_like(prompt_of_frame_BF)
         branches.append(_branch(model, plan, negative_text_BNLE, negative_map, shape))
     sigmas = schedule.sampling_sigmas(steps).tolist()
     made = []
@@ -238,7 +238,7 @@ def _velocity(
         timesteps_BF,
         branch.text_BNLE,
         positions_BF=positions.expand(batch, -1),
-        prompt_of_frame_BF=branch.prompt_of_block_BK[:, block : block + 1].expand(-1, count),
+        prompt_of_frame_BF=branch.prompt_of_frame_BF[:, start : start + count],
         table=branch.cache.table(block),
         caches=branch.cache.layers,
     )

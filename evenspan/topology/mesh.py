@@ -157,8 +157,8 @@ def init_distributed(
             "T115",
             f"rank {env.rank} of {env.world_size} does not meet the others at "
             f"{env.master_addr}:{env.master_port}: {str(error).splitlines()[0]}",
-            hint=f"start all {env.world_size} ranks; name in MASTER_ADDR the machine of rank 0, and in MASTER_PORT "
-            "a port that is free there",
+            hint=f"start all {env.world_size} ranks; name in MASTER_ADDR the machine of rank 0, and in "
+            "MASTER_PORT a port that is free there",
         ) from error
     return device
 

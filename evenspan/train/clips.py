@@ -95,7 +95,7 @@ def make_clip(
     latents = generate(
         model,
         text_BNLE=request.text_NLE[None].to(device),
-        prompt_of_block_BK=torch.tensor([[min(number, last) for number in range(-(-frames // block))]]),
+        prompt_of_frame_BF=(torch.arange(frames) // config.num_frame_per_block).clamp(max=last)[None],
         frames=frames,
         frame_per_block=block,
         shape=(channels, height, width),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from evenspan.config.environment import LaunchEnv, Launcher, first_host, launch_env
+from evenspan.config.environment import LaunchEnv, Launcher, first_host, launch_env, shows_gpu
 from evenspan.errors import TopologyError
 
 TORCHRUN = {
@@ -177,3 +177,21 @@ def test_a_port_beyond_the_last_is_named() -> None:
     with pytest.raises(TopologyError, match=r"T111 MASTER_PORT=65536 is no port"):
         launch_env({**torchrun, "MASTER_PORT": "65536"})
     assert launch_env({**torchrun, "MASTER_PORT": "65535"}).master_port == 65535
+
+
+@pytest.mark.parametrize(
+    ("node", "visible", "shown"),
+    [
+        ("nvidia0", None, True),
+        ("nvidia3", "2,3", True),
+        ("dxg", None, True),
+        ("nvidia0", "", False),
+        ("nvidia0", "-1", False),
+        ("nvidiactl", None, False),
+        ("null", "0", False),
+    ],
+)
+def test_a_gpu_is_seen_without_torch(tmp_path, node, visible, shown):
+    (tmp_path / node).touch()
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert shows_gpu(variables, devices=tmp_path) is shown

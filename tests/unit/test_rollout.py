@@ -94,7 +94,7 @@ def test_cached_equals_uncached(model: CausalWan, case: tuple[int, int, int | No
     got = generate(
         model,
         text_BNLE=text,
-        prompt_of_block_BK=prompts,
+        prompt_of_frame_BF=prompts.repeat_interleave(block, 1)[:, :frames],
         frames=frames,
         frame_per_block=block,
         shape=(CHANNELS, HEIGHT, WIDTH),
@@ -113,7 +113,7 @@ def _sample(model: CausalWan, *, guidance: float, negative: Tensor | None, **opt
     return generate(
         model,
         text_BNLE=_normal(1, BATCH, 1, 5, 16),
-        prompt_of_block_BK=torch.zeros(BATCH, 3, dtype=torch.long),
+        prompt_of_frame_BF=torch.zeros(BATCH, 6, dtype=torch.long),
         frames=6,
         frame_per_block=2,
         shape=(CHANNELS, HEIGHT, WIDTH),
