@@ -26,7 +26,12 @@ class Finding:
     """The nearest legal values, or what to do."""
 
     def __str__(self) -> str:
-        return f"{self.code} {self.at}: {self.fact}\n     -> {self.hint}"
+        return f"{self.code} {_printable(self.at)}: {self.fact}\n     -> {self.hint}"
+
+
+def _printable(text: str) -> str:
+    """`text` without characters that would steer a terminal; a key may hold any."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class Teller(Enum):

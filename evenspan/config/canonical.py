@@ -31,7 +31,9 @@ def entries(
             findings.append(_mesh_sequence(written, value))
         elif path.rpartition(".")[0] in spellings.FREE_DICTS:
             yield Entry(path=path, spelled=written, value=value, source=source)
-        elif path in spellings.known_spellings() and not isinstance(value, Mapping):
+        elif path in spellings.known_spellings() and not (
+            isinstance(value, Mapping) and path in spellings.known_sections()
+        ):
             yield from _canonical(path, written, value, source, findings)
         elif (hint := spellings.refusal(path)) is not None:
             findings.append(

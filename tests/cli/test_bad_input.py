@@ -136,3 +136,20 @@ def test_demo_names_what_it_cannot_write(capsys: pytest.CaptureFixture[str], tar
     assert main(["data", "demo", target]) == 1
     assert "D603" in capsys.readouterr().err
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("value", ["{}", "{peak: 1}"])
+def test_a_group_where_a_number_belongs_is_a_wrong_value(
+    capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    code, out = check(capsys, "run.yaml", f"training.lr={value}")
+    assert code == 1
+    assert out.startswith("1 configuration error:\nC002 training.lr")
+
+
+def test_a_key_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("escape.yaml").write_text(CONFIG + '"\\e[31mred": 1\n')
+    code, out = check(capsys, "escape.yaml")
+    assert code == 1
+    assert r"C001 \x1b[31mred" in out
+    assert "\x1b" not in out
