@@ -11,9 +11,17 @@ from pathlib import Path
 
 from evenspan.config.environment import LaunchEnv, default_threads
 from evenspan.config.schema import RunConfig
-from evenspan.errors import EvenspanError, RunError, Teller
+from evenspan.errors import CommError, EvenspanError, RunError, Teller
 
 logger = logging.getLogger("evenspan")
+
+SIGNS_OF_A_LOST_RANK = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
+"""What gloo and NCCL say when the process at the other end is gone."""
 
 
 class RanksError(RunError):
@@ -75,13 +83,31 @@ def run(config: RunConfig, *, logdir: Path, env: LaunchEnv) -> None:
     device = init_distributed(env)
     try:
         train(config, logdir=logdir, device=device)
-    except EvenspanError as error:
+    except (EvenspanError, RuntimeError) as error:
+        named = error if isinstance(error, EvenspanError) else lost_rank(error)
+        if named is None:
+            raise
         # No farewell: the peers may be inside a collective that this rank will never join, and the launcher
         # ends them as soon as this process is gone.
         if env.world_size > 1:
-            error.told_by = Teller.THIS_RANK if first_to_say(str(error)) else Teller.OTHER_RANK
-        raise
+            named.told_by = Teller.THIS_RANK if first_to_say(str(named)) else Teller.OTHER_RANK
+        raise named from named.__cause__
     leave_distributed()
+
+
+def lost_rank(error: RuntimeError) -> CommError | None:
+    """The named error where a collective failed because another rank ended; None for any other failure.
+
+    gloo and NCCL raise bare RuntimeErrors, so the only sign is their text.
+    """
+    reason = next((sign for sign in SIGNS_OF_A_LOST_RANK if sign in str(error)), None)
+    if reason is None:
+        return None
+    return CommError(
+        "X210",
+        f"another rank of this run has ended ({reason.lower()})",
+        hint="its own message says why; without one it was killed, often for lack of memory",
+    )
 
 
 def _configure_logging(env: LaunchEnv) -> None:

@@ -243,6 +243,8 @@ def test_a_killed_rank_ends_the_run_by_name(config: Path, tmp_path: Path) -> Non
     assert process.returncode == 1, stderr
     assert "R104" in stderr
     assert "SIGKILL" in stderr
+    assert stderr.count("error: X210 another rank of this run has ended") == 1, stderr
+    assert "Traceback" not in stderr, stderr
     assert_gone(ranks)
     assert_complete(tmp_path / "run", tmp_path / "clip.gif")
 

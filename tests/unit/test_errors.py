@@ -8,6 +8,7 @@ import pytest
 
 from evenspan import errors
 from evenspan.errors import ConfigError, EvenspanError, Finding, TopologyError, nearest
+from evenspan.train.launch import lost_rank
 from tests.guards.codes import (
     LETTERS,
     PAGES,
@@ -160,3 +161,19 @@ def test_nearest_names_come_best_first():
     assert nearest("frams", ["frames", "heads", "frame"])[0] == "frames"
     assert nearest("zzz", ["b", "a"]) == ["a", "b"]
     assert nearest("zzz", [f"name{number}" for number in range(9)]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:49901", True),
+        ("[gloo/transport/tcp/pair.cc:553] Connection reset by peer", True),
+        ("NCCL communicator: remote process exited or there was a network error", True),
+        ("Timed out waiting 600000ms for recv operation to complete", False),
+        ("shape mismatch", False),
+    ],
+)
+def test_a_collective_without_its_peer_is_named(text, named):
+    error = lost_rank(RuntimeError(text))
+    assert (error is not None) is named
+    assert error is None or error.code == "X210"
