@@ -29,6 +29,9 @@ DEFAULT_TIMEOUT = timedelta(minutes=10)
 MEETING_TIMEOUT = timedelta(minutes=2)
 """How long a rank waits at the start for the others to arrive."""
 
+POLL_S = 0.2
+"""How often a rank that waits for rank 0 asks whether it is done."""
+
 LET_RANK_0_SPEAK_S = 0.3
 """Head start of rank 0, whose output is read first, where all ranks have the same to say."""
 
@@ -190,6 +193,20 @@ def first_to_say(text: str) -> bool:
         return dist.distributed_c10d._get_default_store().add(f"evenspan/said/{key}", 1) == 1
     except dist.DistError:
         return True
+
+
+def wait_for_rank_0(what: str) -> None:
+    """Returns on every rank once rank 0 has called this with the same `what`, however long that takes.
+
+    For work that only rank 0 does: a collective would give up after its timeout. Raises DistError when the
+    run's store is gone, which ends with rank 0 or with the launcher.
+    """
+    store, key = dist.distributed_c10d._get_default_store(), f"evenspan/done/{what}"
+    if dist.get_rank() == 0:
+        store.set(key, "")
+    while not store.check([key]):
+        time.sleep(POLL_S)
+    dist.barrier()
 
 
 def leave_distributed() -> None:

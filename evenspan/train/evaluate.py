@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from evenspan.topology.mesh import wait_for_rank_0
 from evenspan.train.checkpoint import Progress
 from evenspan.train.clips import clip_requests, make_clip
 from evenspan.train.metrics import Reporter
@@ -29,7 +30,7 @@ def evaluate(run: Run, reporter: Reporter | None, progress: Progress) -> None:
             make_clip(weights, run.config, request, out=out, seed=seed, device=device)
             reporter.record("evaluation", progress.step, {"prompt": request.label, "clip": out.name})
             logger.info("clip %s", out)
-    dist.barrier()
+    wait_for_rank_0(f"evaluation {progress.step}")
 
 
 def gather_weights(model: nn.Module, shadow: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

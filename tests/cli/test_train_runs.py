@@ -165,6 +165,14 @@ def test_a_finished_run_leaves_no_thread_of_its_groups(config: Path, tmp_path: P
     assert done.stdout.count("left: []") == 2, done.stdout
 
 
+@pytest.mark.parametrize(("how", "waited"), [("store", 2), ("barrier", 0)])
+def test_ranks_wait_for_rank_0_longer_than_a_collective_does(how: str, waited: int) -> None:
+    """An evaluation of a large model takes longer than any collective should; a barrier fails there."""
+    done = run("-m", "torch.distributed.run", "--nproc_per_node=2", "tests/distributed/long_wait.py", how)
+    assert done.stdout.count("waited: True") == waited, done.stderr
+    assert (done.returncode == 0) is (how == "store")
+
+
 @pytest.mark.slow
 def test_thirty_runs_in_a_row_end_with_zero(config: Path, tmp_path: Path) -> None:
     for number in range(30):
