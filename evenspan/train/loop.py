@@ -33,8 +33,9 @@ def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
     and samples/ behind. Raises the named errors of evenspan.errors.
     """
     run = build_run(config, logdir=logdir, device=device)
-    progress = resume(run)
     with ExitStack() as stack:
+        stack.callback(run.directory.release)
+        progress = resume(run)
         reporter = open_reporter(run, progress, stack)
         loader = stack.enter_context(run.loader(progress))
         first = progress.step

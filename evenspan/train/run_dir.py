@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
+import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from evenspan.config.load import as_yaml, load_config
@@ -43,21 +46,50 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.samples = root / "samples"
         self.tensorboard = root / "tensorboard"
+        self._release = ExitStack()
+        self._held = False
 
     def claim(self, config: RunConfig) -> None:
         """Create the directory for `config`, or accept one that already belongs to it.
 
         Raises RunError R101 when another configuration's run lies there, R102 when something else does
-        (nothing is overwritten), and R107 when the directory cannot be made or written.
+        (nothing is overwritten), R107 when the directory cannot be made or written, and R111 when a process
+        trains in it right now. It stays claimed until `release` or the end of the process.
         """
         try:
             self._claim(config)
+            self._hold()
         except OSError as error:
             raise RunError(
                 "R107",
                 f"{self.root} cannot be a run directory: {error.strerror}",
                 hint="give as --logdir a directory that may be written, or the name of a new one",
             ) from None
+
+    def release(self) -> None:
+        """Let other processes claim the directory."""
+        self._release.close()
+        self._held = False
+
+    def _hold(self) -> None:
+        """Lock the directory itself; the system lets go of it when this process ends, however it ends."""
+        if self._held:
+            return
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise RunError(
+                "R111",
+                f"another process trains in {self.root}",
+                hint="wait for it or end it, or give another --logdir",
+            ) from None
+        except OSError:  # a file system without locks
+            os.close(descriptor)
+            return
+        self._held = True
+        self._release.callback(os.close, descriptor)
 
     def _claim(self, config: RunConfig) -> None:
         if self.config.exists():

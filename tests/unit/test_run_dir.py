@@ -126,3 +126,13 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, text: st
     with pytest.raises(RunError, match="R102"):
         RunDir(tmp_path).claim(config())
     assert (tmp_path / "config.yaml").read_text() == text
+
+
+def test_a_directory_in_use_is_refused_until_its_user_is_gone(tmp_path: Path) -> None:
+    first = RunDir(tmp_path / "run")
+    first.claim(config())
+    first.claim(config())
+    with pytest.raises(RunError, match="R111"):
+        RunDir(tmp_path / "run").claim(config())
+    first.release()
+    RunDir(tmp_path / "run").claim(config())
