@@ -12,6 +12,7 @@ import argparse
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from evenspan.config.schema import RunConfig
 from evenspan.data.batch import VideoBatch, split_video_batch
@@ -33,7 +34,11 @@ def config_at(context: int, checkpointing: str) -> RunConfig:
             "sequence_parallel_size": context,
             "num_frame_per_block": BLOCK,
             "image_or_video_shape": [1, FRAMES, CHANNELS, HEIGHT, WIDTH],
-            "parallel": {"activation_checkpointing": checkpointing},
+            "parallel": {
+                "activation_checkpointing": checkpointing,
+                # Freed storages of parameters would be taken for those of activations.
+                "backend_kwargs": {"fsdp2": {"reshard_after_forward": False}},
+            },
             "data": {"data_path": "unused"},
         }
     )
@@ -59,12 +64,22 @@ def saved_bytes(ctx: RankContext, context: int, checkpointing: str) -> int:
 
 
 class SavedStorages:
-    """Counts the bytes of every storage shown to it once; parameters do not count."""
+    """Counts the bytes of every storage shown to it once; parameters do not count.
+
+    What FSDP gathers are parameters too, in storages that are only known when a module is about to run.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._seen = {parameter.data_ptr() for parameter in model.parameters()}
+        self._seen: set[int] = set()
         self._kept: list[Tensor] = []
         self.total = 0
+        for module in model.modules():
+            module.register_forward_pre_hook(self._leave_out_parameters)
+
+    def _leave_out_parameters(self, module: nn.Module, _: object) -> None:
+        for parameter in module.parameters(recurse=False):
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            self._seen.add(local.untyped_storage().data_ptr())
 
     def pack(self, tensor: Tensor) -> Tensor:
         """The hook: note the storage, keep the tensor as it is."""
