@@ -230,7 +230,7 @@ def readme_tree() -> str:
     lines = ["```", "evenspan/"]
     for path in sorted(package.glob("*.py")):
         if path.name != "__init__.py":
-            lines.append(f"  {path.name:<13}{_summary(path)}")
+            lines.append(f"  {path.name:<12} {_summary(path)}")
     for folder in sorted(path.parent for path in package.glob("*/__init__.py")):
         lines.append(f"  {folder.name + '/':<13}{_summary(folder / '__init__.py')}")
         names = " ".join(sorted(path.stem for path in folder.glob("*.py") if path.name != "__init__.py"))

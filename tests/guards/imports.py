@@ -25,6 +25,7 @@ LEVELS = {
     "skill": 7,
     "cli": 8,
     "testing": 8,
+    "pytest_plugin": 9,
     "__main__": 9,
 }
 """The layers of the package, lowest first; parts of one level do not know each other."""
@@ -46,6 +47,8 @@ TORCH_FREE = (
     "evenspan/model/wan_config.py",
     "evenspan/planner/*.py",
     "evenspan/cli/*.py",
+    "evenspan/testing/*.py",
+    "evenspan/pytest_plugin.py",
 )
 """Files whose import must not load torch, so that a configuration error is told within a second."""
 

@@ -58,6 +58,7 @@ class RankPool:
         a rank raises, dies or exceeds `timeout` (s), all ranks are killed, RankFailure shows each one's
         traceback, and the next run starts new ranks.
         """
+        __tracebackhide__ = True  # pytest: the ranks' tracebacks say where it failed, this frame does not
         self._start()
         task = pickle.dumps((function, args))
         try:
