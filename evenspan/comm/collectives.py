@@ -21,10 +21,9 @@ from torch.autograd.function import once_differentiable
 from evenspan.comm.meter import active_meter, counting_into, record, size_in_bytes
 from evenspan.errors import CommError
 
-
 # The names before and since torch 2.13.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
+_reduce_scatter_sum: Any = vars(dist).get("reduce_scatter_single") or dist.reduce_scatter_tensor
 
 
 class Loss(StrEnum):
@@ -161,7 +160,7 @@ class _DivideGradient(torch.autograd.Function):
 
 class _GatherTokens(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 (what autograd passes is positional)
         ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup, loss: Loss, length: int | None
     ) -> Tensor:
         ctx.dim, ctx.group, ctx.loss, ctx.meter = dim, group, loss, active_meter()

@@ -47,7 +47,8 @@ class Call:
             names = ", ".join(self.kwargs) or "none"
             raise PlanError(
                 "P118",
-                f"{at} was called without a hidden state ({len(self.args)} positional arguments, keywords {names})",
+                f"{at} was called without a hidden state ({len(self.args)} positional arguments, "
+                f"keywords {names})",
                 hint=f"pass it first, or as {HIDDEN_NAMES[0]}",
             )
         return self[self.hidden]

@@ -6,7 +6,8 @@ the further modes say what real models need at the boundaries (see docs/concepts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ class Mode(StrEnum):
     COL = "col"
     """Linear split by output features; reads the whole sequence, writes this rank's features."""
     ROW = "row"
-    """Linear split by input features; its partial outputs are summed, into shards under sequence parallelism."""
+    """Linear split by input features; its partial outputs are summed, into shards inside the region."""
     SEQUENCE = "sequence"
     """Works on shards; its parameters' gradients are summed over the ranks."""
     GATHER = "gather"
@@ -123,7 +124,7 @@ def parse_plan(model_class: type[nn.Module], *, sequence_parallel: bool) -> Plan
     name = model_class.__name__
     tensor_plan = _mapping(model_class, TP_PLAN, required=True)
     sequence_plan = _mapping(model_class, SP_PLAN) if sequence_parallel else {}
-    dim = getattr(model_class, SEQUENCE_DIM, 1)
+    dim = inspect.getattr_static(model_class, SEQUENCE_DIM, 1)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise PlanError(
             "P107",
@@ -132,17 +133,8 @@ def parse_plan(model_class: type[nn.Module], *, sequence_parallel: bool) -> Plan
         )
     merged: dict[tuple[str, str], Rule] = {}
     for attribute, plan in ((TP_PLAN, tensor_plan), (SP_PLAN, sequence_plan)):
-        for owner, children in plan.items():
-            if not isinstance(children, Mapping):
-                raise PlanError(
-                    "P101",
-                    f"{name}.{attribute}[{owner!r}] is {children!r}",
-                    hint='write a dict of children and modes, such as {"q_proj": "col"}',
-                )
-            for child, value in children.items():
-                rule = _rule(str(owner), str(child), value, attribute=f"{name}.{attribute}", dim=dim)
-                if rule.mode in SP_ONLY and not sequence_parallel:
-                    continue
+        for rule in _rules(plan, attribute=f"{name}.{attribute}", dim=dim):
+            if sequence_parallel or rule.mode not in SP_ONLY:
                 merged[rule.owner, rule.child] = rule
     return Plan(
         model_class=name,
@@ -153,8 +145,20 @@ def parse_plan(model_class: type[nn.Module], *, sequence_parallel: bool) -> Plan
     )
 
 
+def _rules(plan: Mapping[str, Any], *, attribute: str, dim: int) -> Iterator[Rule]:
+    for owner, children in plan.items():
+        if not isinstance(children, Mapping):
+            raise PlanError(
+                "P101",
+                f"{attribute}[{owner!r}] is {children!r}",
+                hint='write a dict of children and modes, such as {"q_proj": "col"}',
+            )
+        for child, value in children.items():
+            yield _rule(str(owner), str(child), value, attribute=attribute, dim=dim)
+
+
 def _mapping(model_class: type[nn.Module], attribute: str, *, required: bool = False) -> Mapping[str, Any]:
-    value = getattr(model_class, attribute, None if required else {})
+    value = inspect.getattr_static(model_class, attribute, None if required else {})
     if not isinstance(value, Mapping) or (required and not value):
         found = "is missing" if value is None else f"is {value!r}"
         raise PlanError(

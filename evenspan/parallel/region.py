@@ -27,7 +27,8 @@ class Region:
     """The tensor-parallel region of one model: between its entry and its exit, tensors are shards.
 
     A shard is this rank's part of a tensor along the sequence dim, [B, T / ranks, ...] for dim 1. Lengths
-    that the ranks do not divide are legal with `padding`: the last shards end in zeros that no gather returns.
+    that the ranks do not divide are legal with `padding`: the last shards end in zeros, which no gather
+    returns.
     """
 
     group: dist.ProcessGroup
@@ -78,7 +79,7 @@ class Region:
             raise PlanError(
                 "P112",
                 f"{at}: shards of {shard} tokens stand for {known} tokens already and now for {length}",
-                hint=f"pad both to {shard * self.ranks} tokens, or cut sequences of clearly different lengths",
+                hint=f"pad both to {shard * self.ranks} tokens, or cut sequences of other lengths",
             )
         self.lengths[shard] = length
 
@@ -142,7 +143,7 @@ class Region:
     # -- randomness ---------------------------------------------------------------------------------------
 
     def enter_rank_stream(self) -> None:
-        """Draw from a stream of this rank's own until `leave_rank_stream`; the common stream moves one draw."""
+        """Draw from a stream of this rank's own until `leave_rank_stream`; the common one moves one draw."""
         seed = int(torch.randint(0, 2**62, ()).item())
         self._replicated_rng.append(_rng_state())
         torch.manual_seed((seed + 0x9E3779B97F4A7C15 * (self.group.rank() + 1)) % 2**63)

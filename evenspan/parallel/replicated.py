@@ -49,7 +49,7 @@ class Ledger:
             )
 
     def bind(self, model: nn.Module, *, split: frozenset[str]) -> None:
-        """Hold the parameters by name, as they are after FSDP2; those named in `split` are complete anyway."""
+        """Hold the parameters by name, as they are after FSDP2; those in `split` are complete anyway."""
         self._parameters = {
             name: parameter
             for name, parameter in model.named_parameters(remove_duplicate=False)

@@ -53,7 +53,7 @@ class PlannedModule:
         dims = {"weight": weight_dim}
         if self.mode in READERS or self.mode is Mode.WIDTH_NORM:
             dims["bias"] = 0
-        return {name: value for name, value in dims.items() if getattr(self.module, name, None) is not None}
+        return {name: value for name, value in dims.items() if self.module._parameters.get(name) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ def resolve_plan(plan: Plan, model: nn.Module, *, ranks: int) -> ResolvedPlan:
     for rule in plan.rules:
         owners = [(path, module) for path, module in model.named_modules() if _is(module, rule.owner)]
         if not owners:
-            raise _no_class(plan, rule.owner, classes, what=rule.at)
+            raise _no_class("P103", plan, rule.owner, classes, what=rule.at)
         for path, owner in owners:
             planned = _planned(rule, path, owner)
             earlier = found.get(id(planned.module))
@@ -93,7 +93,7 @@ def resolve_plan(plan: Plan, model: nn.Module, *, ranks: int) -> ResolvedPlan:
         _check_fit(planned, ranks=ranks)
     if plan.sequence_parallel:
         _check_entry(plan, found)
-    modules = _with_gathers(plan, model, found)
+    modules = _with_gathers(model, found)
     _check_ties(model, modules)
     return ResolvedPlan(plan=plan, modules=modules, postprocessed=_postprocessed(plan, model, classes))
 
@@ -112,10 +112,12 @@ def _is(module: nn.Module, name: str) -> bool:
     return type(module).__name__ == name
 
 
-def _no_class(plan: Plan, name: str, classes: set[str], *, what: str, code: str = "P103") -> PlanError:
+def _no_class(code: str, plan: Plan, name: str, classes: set[str], *, what: str) -> PlanError:
     near = nearest(name, classes) or sorted(classes)[:8]
     return PlanError(
-        code, f"{what}: no module of {plan.model_class} is a {name}", hint=f"did you mean {' or '.join(near)}?"
+        code,
+        f"{what}: no module of {plan.model_class} is a {name}",
+        hint=f"did you mean {' or '.join(near)}?",
     )
 
 
@@ -148,7 +150,7 @@ def _check_fit(planned: PlannedModule, *, ranks: int) -> None:
         if not wanted and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
             wanted = "an Embedding without max_norm, sparse and scale_grad_by_freq"
     elif mode is Mode.WIDTH_NORM:
-        fits = "RMSNorm" in kind and getattr(module, "bias", None) is None
+        fits = "RMSNorm" in kind and module._parameters.get("bias") is None
         wanted = "" if fits else "an RMS norm with a weight and no bias"
     elif mode is Mode.HEAD_NORM:
         wanted = "" if any(True for _ in module.parameters()) else "a module with parameters"
@@ -169,8 +171,8 @@ def _check_fit(planned: PlannedModule, *, ranks: int) -> None:
         if width % ranks:
             raise PlanError(
                 "P106",
-                f"{planned.path}.{name} of shape {list(getattr(module, name).shape)} is split {mode.value} over "
-                f"{ranks} tensor ranks, which do not divide {width}",
+                f"{planned.path}.{name} of shape {list(getattr(module, name).shape)} is split {mode.value} "
+                f"over {ranks} tensor ranks, which do not divide {width}",
                 hint=f"use a tensor degree that divides {width}, or leave {planned.rule.at} out of the plan",
             )
 
@@ -185,19 +187,17 @@ def _check_entry(plan: Plan, found: Mapping[int, PlannedModule]) -> None:
         raise PlanError(
             "P117",
             f"the plan of {plan.model_class} has sequence-parallel modules, but nothing cuts the sequence",
-            hint='plan the entry: the embedding as "split" or "vocab_sequence", or the first block as "enter"',
+            hint='plan the entry: the embedding as "split" or "vocab_sequence", or a block as "enter"',
         )
 
 
-def _with_gathers(
-    plan: Plan, model: nn.Module, found: Mapping[int, PlannedModule]
-) -> tuple[PlannedModule, ...]:
+def _with_gathers(model: nn.Module, found: Mapping[int, PlannedModule]) -> tuple[PlannedModule, ...]:
     """The planned modules deepest first, with a gather on the parent of column linears that name none.
 
     The parent, not each linear, so that a module which reshapes by the length of its input sees the whole
     sequence. A parent that also holds work on shards is left alone: its linears gather, once, themselves.
     """
-    by_path = {path: module for path, module in model.named_modules()}
+    by_path = dict(model.named_modules())
     planned = dict(found)
     on_shards = [entry.path for entry in found.values() if entry.mode in SP_ONLY]
     for entry in found.values():
@@ -249,7 +249,9 @@ def _check_ties(model: nn.Module, modules: tuple[PlannedModule, ...]) -> None:
             users.setdefault(id(parameter), []).append((f"{path}.{name}", dims.get((id(module), name))))
     for uses in users.values():
         if len({dim for _, dim in uses}) > 1:
-            said = ", ".join(f"{path} {'whole' if dim is None else f'split by dim {dim}'}" for path, dim in uses)
+            said = ", ".join(
+                f"{path} {'whole' if dim is None else f'split by dim {dim}'}" for path, dim in uses
+            )
             raise PlanError(
                 "P109",
                 f"one tied weight is planned in two ways: {said}",
@@ -264,7 +266,7 @@ def _postprocessed(
     counts = Counter(type(module).__name__ for module in model.modules())
     for name in plan.postprocessors:
         if not counts[name]:
-            raise _no_class(plan, name, classes, what=f"postprocessor {name!r}", code="P108")
+            raise _no_class("P108", plan, name, classes, what=f"postprocessor {name!r}")
     chosen = [
         (path, module, plan.postprocessors[type(module).__name__])
         for path, module in model.named_modules()

@@ -14,7 +14,7 @@ from evenspan.comm.meter import active_meter, counting_into
 
 
 class Regathered:
-    """A gathered tensor that autograd saves as its shard; all that saved it share one new gather in backward."""
+    """A gathered tensor that autograd saves as its shard; its readers share one new gather in backward."""
 
     def __init__(self, shard: Tensor, whole: Tensor, *, dim: int, group: dist.ProcessGroup) -> None:
         self._shard = shard.detach()

@@ -1,4 +1,4 @@
-"""Weights split over the tensor axis: DTensors under unchanged names, seen as plain tensors while a module runs.
+"""Weights split over the tensor axis: DTensors under unchanged names, plain tensors while a module runs.
 
 A module's own code multiplies plain tensors. So for the time of its forward the instance attribute `weight`
 stands in front of the parameter of that name and holds this rank's part; its gradient reaches the parameter.
@@ -19,7 +19,7 @@ from evenspan.parallel.resolve import PlannedModule, is_transposed
 def split_parameters(
     modules: tuple[PlannedModule, ...], model: nn.Module, mesh: DeviceMesh
 ) -> frozenset[str]:
-    """Replace every planned weight by its DTensor over `mesh`; the names of the parameters that are split now.
+    """Replace every planned weight by its DTensor over `mesh`; the names of the split parameters.
 
     Ties, `requires_grad` and state-dict keys stay as they are. Sends nothing: each rank cuts its part out of
     the weight it holds.

@@ -16,7 +16,7 @@ from evenspan.parallel.arguments import Call
 from evenspan.parallel.plan import Mode, parse_plan
 from evenspan.parallel.region import Region
 from evenspan.parallel.replicated import Completion, Ledger
-from evenspan.parallel.resolve import PlannedModule, ResolvedPlan, resolve_plan
+from evenspan.parallel.resolve import ResolvedPlan, resolve_plan
 from evenspan.parallel.sharded import split_parameters
 from evenspan.parallel.tensor_hooks import (
     Behaviour,
@@ -76,9 +76,10 @@ def apply_tensor_plan(
 ) -> TensorParallel:
     """Make `model` this rank's part of the plan on its class, in place. State-dict keys do not change.
 
-    `mesh` is the one-dim tensor mesh, `padding` accepts sequences that its size does not divide. All ranks hold
-    the same whole weights before. Apply before FSDP2, and after activation checkpointing. Raises PlanError
-    P101 to P110, P113 and P117; at the forward P107, P111, P112, P114, P116 and P118.
+    `mesh` is the one-dim tensor mesh, `padding` accepts sequences that its size does not divide. All ranks
+    hold the same whole weights before. Apply before FSDP2, and after activation checkpointing.
+
+    Raises PlanError: P101 to P110, P113 and P117; at the forward P107, P111, P112, P114, P116 and P118.
     """
     if model in _APPLIED:
         raise PlanError(
@@ -88,7 +89,7 @@ def apply_tensor_plan(
         )
     plan = parse_plan(type(model), sequence_parallel=sequence_parallel)
     resolved = resolve_plan(plan, model, ranks=mesh.size())
-    check_unplanned(resolved, model)
+    check_unplanned(resolved)
     region = Region(group=mesh.get_group(), sequence_parallel=sequence_parallel, padding=padding)
     split = split_parameters(resolved.modules, model, mesh)
     applied = TensorParallel(resolved, region, split)
@@ -131,7 +132,7 @@ def complete_gradients_by_hook(model: nn.Module) -> None:
         applied.ledger.install_hooks()
 
 
-def check_unplanned(resolved: ResolvedPlan, model: nn.Module) -> None:
+def check_unplanned(resolved: ResolvedPlan) -> None:
     """Raise P113 for parameters below a gathering module that no rule speaks of.
 
     There each rank works on its own features, and only the plan can say whether a gradient is a part.
@@ -145,17 +146,19 @@ def check_unplanned(resolved: ResolvedPlan, model: nn.Module) -> None:
             if own and id(module) not in planned:
                 raise PlanError(
                     "P113",
-                    f"{path} ({type(module).__name__}) holds {', '.join(own)} below {site.path}, whose linears "
-                    "are split, but no entry plans it",
-                    hint='plan it as "head_norm" if it works on this rank\'s heads or features, as "replicated" '
-                    "if every rank repeats it",
+                    f"{path} ({type(module).__name__}) holds {', '.join(own)} below {site.path}, "
+                    "whose linears are split, but no entry plans it",
+                    hint='plan it as "head_norm" if it works on this rank\'s heads or features, '
+                    'as "replicated" if every rank repeats it',
                 )
 
 
 def _note_planned(applied: TensorParallel) -> None:
     sequence_parallel = applied.region.sequence_parallel
     for entry in applied.resolved.modules:
-        names = [f"{entry.path}.{name}".lstrip(".") for name, _ in entry.module.named_parameters(recurse=False)]
+        names = [
+            f"{entry.path}.{name}".lstrip(".") for name, _ in entry.module.named_parameters(recurse=False)
+        ]
         if entry.mode is Mode.HEAD_NORM or (sequence_parallel and entry.mode in (Mode.SEQUENCE, Mode.ROW)):
             completion = Completion.SUM
         else:
@@ -200,8 +203,8 @@ class _Watch:
             if x.dim() <= dim or x.shape[dim] not in region.lengths:
                 raise PlanError(
                     "P116",
-                    f"{self._path} ({type(module).__name__}) holds parameters, stands between shards, and got "
-                    f"{list(x.shape)}, which is no shard",
+                    f"{self._path} ({type(module).__name__}) holds parameters, stands between shards, and "
+                    f"got {list(x.shape)}, which is no shard",
                     hint='plan it as "sequence" if it works on shards, or move it out of the region',
                 )
             completion = Completion.SUM

@@ -70,6 +70,7 @@ class Sequence(Behaviour):
     """Works on shards."""
 
     def before(self, call: Call) -> None:
+        """Refuse anything but a shard."""
         self.region.expect_shard(call.hidden_state(self.at), self.dim, self.at)
 
 
@@ -77,6 +78,7 @@ class Enter(Behaviour):
     """Cuts its input."""
 
     def before(self, call: Call) -> None:
+        """Cut the hidden state."""
         x = call.hidden_state(self.at)
         assert call.hidden is not None
         call[call.hidden] = self.region.split(x, self.dim, self.at)
@@ -87,6 +89,7 @@ class Split(Behaviour):
     """Cuts its output."""
 
     def after(self, output: Any) -> Any:
+        """Cut the output."""
         shard = on_first(output, lambda x: self.region.split(x, self.dim, self.at))
         enter_region(self.region)
         return shard
@@ -96,6 +99,7 @@ class GatherOutput(Behaviour):
     """Joins its output."""
 
     def after(self, output: Any) -> Any:
+        """Join the output."""
         whole = on_first(output, lambda x: self.region.gather(x, self.dim, self.at, repeated=True))
         leave_region(self.region)
         return whole
@@ -108,6 +112,7 @@ class Gather(Behaviour):
     _streaming = False
 
     def before(self, call: Call) -> None:
+        """Gather the hidden state, or copy it without sequence parallelism."""
         x = call.hidden_state(self.at)
         assert call.hidden is not None
         whole = self.region.gather_once(x, self.dim, self.at)
@@ -120,6 +125,7 @@ class Gather(Behaviour):
             self._streaming = True
 
     def finish(self) -> None:
+        """Back to what autograd saves and what generators draw outside."""
         if self._saving is not None:
             self._saving.__exit__(None, None, None)
             self._saving = None
@@ -134,6 +140,7 @@ class Replicated(Behaviour):
     _stream: AbstractContextManager[None] | None = None
 
     def before(self, call: Call) -> None:
+        """Draw as all ranks do, and divide the gradient where it will be summed."""
         x = call.hidden_state(self.at)
         assert call.hidden is not None
         if self.covered:
@@ -148,6 +155,7 @@ class Replicated(Behaviour):
         self._stream.__enter__()
 
     def finish(self) -> None:
+        """Back to the stream of before."""
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
             self._stream = None

@@ -24,6 +24,7 @@ class Column(Behaviour):
     _saving: AbstractContextManager[Any] | None = None
 
     def before(self, call: Call) -> None:
+        """Show the local weight, and gather where nothing above has."""
         show_local(self.module, self.dims)
         if self.covered:
             return
@@ -39,6 +40,7 @@ class Column(Behaviour):
             self._saving.__enter__()
 
     def finish(self) -> None:
+        """Show the whole weight again."""
         hide_local(self.module)
         if self._saving is not None:
             self._saving.__exit__(None, None, None)
@@ -49,6 +51,7 @@ class LossParallel(Column):
     """A head whose logits stay split over the vocabulary; it ends the region."""
 
     def after(self, output: Any) -> Any:
+        """The logits of this rank's part of the vocabulary."""
         leave_region(self.region)
         return output
 
@@ -57,6 +60,7 @@ class ColumnGather(Column):
     """A head whose logits are joined."""
 
     def after(self, output: Any) -> Any:
+        """All logits."""
         leave_region(self.region)
         return gather_tokens(output, dim=output.dim() - 1, group=self.region.group, loss=Loss.REPEATED)
 
@@ -65,6 +69,7 @@ class Row(Behaviour):
     """A linear with this rank's input features; its bias is added once, after the sum."""
 
     def before(self, call: Call) -> None:
+        """Show the local weight without the bias. Raises P111 for an input of another width."""
         show_local(self.module, self.dims)
         take_bias(self.module)
         x = call.hidden_state(self.at)
@@ -78,11 +83,13 @@ class Row(Behaviour):
             )
 
     def after(self, output: Any) -> Any:
+        """The sum of all ranks' outputs, with the bias."""
         total = self.region.reduce(output, self.dim, self.at)
         bias = self.module._parameters.get("bias")
         return total if bias is None else total + bias
 
     def finish(self) -> None:
+        """Show the whole weight again."""
         hide_local(self.module)
 
 
@@ -93,6 +100,7 @@ class Vocabulary(Behaviour):
     _padding: int | None = None
 
     def before(self, call: Call) -> None:
+        """Turn global token ids into local ones; foreign ones look up row 0 for now."""
         show_local(self.module, self.dims)
         key = call.hidden
         assert key is not None
@@ -106,6 +114,7 @@ class Vocabulary(Behaviour):
             self.module.padding_idx = own if 0 <= own < rows else None  # type: ignore[assignment]
 
     def after(self, output: Any) -> Any:
+        """The sum of all ranks' outputs, where a foreign token counts as zeros."""
         assert self._foreign is not None
         part = output.masked_fill(self._foreign[..., None], 0.0)
         if self.rule.mode is Mode.VOCAB_SEQUENCE:
@@ -115,6 +124,7 @@ class Vocabulary(Behaviour):
         return all_reduce_sum(part, group=self.region.group, loss=Loss.REPEATED)
 
     def finish(self) -> None:
+        """Show the whole weight again."""
         hide_local(self.module)
         if self._foreign is not None:
             self.module.padding_idx = self._padding  # type: ignore[assignment]
@@ -122,23 +132,27 @@ class Vocabulary(Behaviour):
 
 
 class WidthNorm(Behaviour):
-    """An RMS norm that sees part of the width: its output is scaled from its own mean square to the whole's."""
+    """An RMS norm that sees part of the width: its output is rescaled to the whole's mean square."""
 
     _input: Tensor | None = None
 
     def before(self, call: Call) -> None:
+        """Show the local weight and keep the input for its mean square."""
         show_local(self.module, self.dims)
         self._input = call.hidden_state(self.at)
 
     def after(self, output: Any) -> Any:
+        """The output for the mean square over the whole width."""
         assert self._input is not None
         x = self._input.to(torch.promote_types(self._input.dtype, torch.float32))
-        eps = getattr(self.module, "eps", getattr(self.module, "variance_epsilon", None))
+        fields = vars(self.module)
+        eps = fields.get("eps", fields.get("variance_epsilon"))
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         own = x.square().mean(-1, keepdim=True)
         whole = all_reduce_sum(own, group=self.region.group) / self.region.ranks
         return (output * torch.sqrt((own + eps) / (whole + eps))).to(output.dtype)
 
     def finish(self) -> None:
+        """Show the whole weight again."""
         hide_local(self.module)
         self._input = None

@@ -44,7 +44,9 @@ def loss_sum(model: nn.Module, tokens: Tensor, labels: Tensor, group) -> Tensor:
     return vocab_parallel_cross_entropy(logits.flatten(0, 1), labels.flatten(), group=group).sum()
 
 
-def reference(options: dict, replicas: int, *, count: int, length: int) -> tuple[list[float], dict[str, Tensor]]:
+def reference(
+    options: dict, replicas: int, *, count: int, length: int
+) -> tuple[list[float], dict[str, Tensor]]:
     model = build(options)
     losses = []
     for micro in range(count):
@@ -62,7 +64,7 @@ def full(x: Tensor) -> Tensor:
 
 
 def parity(ctx, degrees: dict, options: dict, run: dict) -> dict[str, float]:
-    """The relative errors of the loss and of every gradient; run: count, length, sp, mode, sync, checkpointing."""
+    """The relative errors of the loss and of every gradient; `run` says how, with the defaults below."""
     run = {"count": 1, "length": 8, "sp": True, "fsdp": True, "sync": True, "checkpointing": "none", **run}
     full_degrees = {"replicate": 1, "shard": 1, "context": 1, "tensor": 1, **degrees}
     topology = build_topology(Degrees(**full_degrees), device=ctx.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -71,7 +73,7 @@ class Block(nn.Module):
 
 
 class ToyDecoder(nn.Module):
-    TP_MODULE_CONFIG = {
+    TP_MODULE_CONFIG: ClassVar[dict[str, Any]] = {
         "Attention": {
             "q_proj": "col",
             "k_proj": "col",
@@ -83,7 +85,7 @@ class ToyDecoder(nn.Module):
         "MLP": {"gate_proj": "col", "up_proj": "col", "down_proj": "row"},
         "ToyDecoder": {"embed_tokens": "vocab", "lm_head": "loss_parallel"},
     }
-    SEQUENCE_PARALLEL_MODULE_CONFIG = {
+    SEQUENCE_PARALLEL_MODULE_CONFIG: ClassVar[dict[str, Any]] = {
         "Block": {
             "input_layernorm": "sequence",
             "post_attention_layernorm": "sequence",
@@ -124,11 +126,11 @@ class ToyDecoderFirst(ToyDecoder):
     """Hidden states [sequence, batch, hidden]."""
 
     SEQUENCE_PARALLEL_SEQUENCE_DIM = 0
-    TP_MODULE_CONFIG = {
+    TP_MODULE_CONFIG: ClassVar[dict[str, Any]] = {
         **{name: plan for name, plan in ToyDecoder.TP_MODULE_CONFIG.items() if name != "ToyDecoder"},
         "ToyDecoderFirst": ToyDecoder.TP_MODULE_CONFIG["ToyDecoder"],
     }
-    SEQUENCE_PARALLEL_MODULE_CONFIG = {
+    SEQUENCE_PARALLEL_MODULE_CONFIG: ClassVar[dict[str, Any]] = {
         "Block": ToyDecoder.SEQUENCE_PARALLEL_MODULE_CONFIG["Block"],
         "ToyDecoderFirst": ToyDecoder.SEQUENCE_PARALLEL_MODULE_CONFIG["ToyDecoder"],
     }
