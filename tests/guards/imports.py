@@ -43,6 +43,7 @@ TORCH_FREE = (
     "evenspan/data/fingerprint.py",
     "evenspan/data/text_corpus.py",
     "evenspan/data/tokenizer.py",
+    "evenspan/model/decoder_config.py",
     "evenspan/model/presets.py",
     "evenspan/model/wan_config.py",
     "evenspan/planner/*.py",
