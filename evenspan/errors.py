@@ -106,6 +106,12 @@ class CommError(EvenspanError):
     """Ranks that disagree, or a collective that would be wrong (X codes)."""
 
 
+class PlanError(EvenspanError):
+    """A tensor plan that does not fit its model, or a tensor that does not fit its plan (P codes)."""
+
+    exit_code: int = 2
+
+
 def nearest(name: str, choices: Iterable[str], *, count: int = 3) -> list[str]:
     """The choices most like `name`, best first; all of them when none is alike and they are few."""
     options = sorted(set(choices))

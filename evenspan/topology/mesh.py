@@ -46,6 +46,8 @@ class Topology:
     device: torch.device
     fsdp_mesh: DeviceMesh | None
     """What parameters are sharded over: flatten(shard, context), inside replicate when that is above 1."""
+    tensor_mesh: DeviceMesh | None
+    """This rank's part of the tensor axis; None at degree 1."""
     loss_group: dist.ProcessGroup | None
     """All ranks whose losses and counts are summed: replicate, shard and context."""
     dp_group: dist.ProcessGroup | None
@@ -84,7 +86,13 @@ def build_topology(degrees: Degrees, *, device: torch.device) -> Topology:
         )
     if not initialized:
         return Topology(
-            degrees=degrees, mesh=None, device=device, fsdp_mesh=None, loss_group=None, dp_group=None
+            degrees=degrees,
+            mesh=None,
+            device=device,
+            fsdp_mesh=None,
+            tensor_mesh=None,
+            loss_group=None,
+            dp_group=None,
         )
     world = dist.group.WORLD
     assert world is not None, "initialized"
@@ -112,6 +120,8 @@ def _build(degrees: Degrees, *, device: torch.device) -> Topology:
         mesh=mesh,
         device=device,
         fsdp_mesh=sharded["replicate", "fsdp"] if degrees.replicate > 1 else sharded["fsdp"],
+        # Of the same view as `fsdp_mesh`: a weight may be sharded over both.
+        tensor_mesh=sharded["tensor"] if degrees.tensor > 1 else None,
         loss_group=_group_of(loss["loss"]),
         dp_group=_group_of(data["dp"]),
     )

@@ -15,6 +15,7 @@ from evenspan.data.batch import VideoBatch
 from evenspan.errors import RunError
 from evenspan.parallel.clip import clip_grad_norm
 from evenspan.parallel.fsdp import set_requires_gradient_sync
+from evenspan.parallel.tensor import complete_gradients
 from evenspan.train.objective import Objective
 
 
@@ -74,6 +75,7 @@ def train_step(
     """
     optimizer.zero_grad(set_to_none=True)
     loss, count = accumulate_gradients(model, batches, objective, step=step, loss_group=loss_group)
+    complete_gradients(model)
     norm = clip_grad_norm(model.parameters(), max_norm=max_grad_norm)
     loss_value, norm_value = loss.item(), norm.item()
     if not (torch.isfinite(loss).item() and torch.isfinite(norm).item()):

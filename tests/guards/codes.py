@@ -22,6 +22,7 @@ LETTERS = {
     "CheckpointError": "K",
     "RunError": "R",
     "CommError": "X",
+    "PlanError": "P",
 }
 """The class a code of each letter is raised with; configuration findings carry every letter."""
 
