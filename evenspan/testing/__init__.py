@@ -3,6 +3,7 @@
 `evenspan.pytest_plugin` makes fixtures of these. Nothing here loads torch when it is imported.
 """
 
+from evenspan.ranks import GROUP_TIMEOUT, RankContext, RankFailure, RankPool, make_deterministic
 from evenspan.testing.asserts import (
     assert_close,
     assert_equal_on_ranks,
@@ -11,7 +12,6 @@ from evenspan.testing.asserts import (
     assert_same_samples,
 )
 from evenspan.testing.hooks import RecipeHooks, load_hooks
-from evenspan.testing.pool import GROUP_TIMEOUT, RankContext, RankFailure, RankPool, make_deterministic
 from evenspan.testing.recipe import Recipe, find_recipe, legal_world_size
 from evenspan.testing.smoke import RankRun, Smoke, run_smoke, smoke_overrides
 from evenspan.testing.structure import Structure, build_structure

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenspan.testing.pool import RankContext, RankPool
+from evenspan.ranks import RankContext, RankPool
 from evenspan.testing.recipe import Recipe
 from evenspan.topology.degrees import Degrees
 from evenspan.topology.from_config import solve_degrees

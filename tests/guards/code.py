@@ -15,7 +15,7 @@ BROAD = {"Exception", "BaseException"}
 ENVIRONMENT_HOME = "evenspan/config/environment.py"
 PRINT_HOME = "evenspan/cli/"
 BROAD_EXCEPT_HOMES = {
-    "evenspan/testing/pool.py": "a rank sends whatever failed, with its traceback, to the test that waits",
+    "evenspan/ranks.py": "a rank sends whatever failed, with its traceback, to the process that waits",
 }
 NESTED = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
 

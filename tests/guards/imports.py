@@ -10,6 +10,7 @@ from tests.guards.source import PACKAGE, Source, dotted, is_type_checking, last_
 
 LEVELS = {
     "errors": 0,
+    "ranks": 1,
     "config": 1,
     "topology": 2,
     "attention": 3,
@@ -20,19 +21,20 @@ LEVELS = {
     "check": 6,
     "train": 7,
     "planner": 7,
-    "prove": 7,
     "report": 7,
-    "skill": 7,
-    "cli": 8,
-    "testing": 8,
-    "pytest_plugin": 9,
-    "__main__": 9,
+    "proof": 8,
+    "skill": 9,
+    "testing": 9,
+    "cli": 10,
+    "pytest_plugin": 11,
+    "__main__": 11,
 }
 """The layers of the package, lowest first; parts of one level do not know each other."""
 
 TORCH_FREE = (
     "evenspan/__init__.py",
     "evenspan/errors.py",
+    "evenspan/ranks.py",
     "evenspan/config/*.py",
     "evenspan/check/*.py",
     "evenspan/topology/degrees.py",

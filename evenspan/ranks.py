@@ -1,7 +1,7 @@
-"""Persistent ranks for tests: spawned once, then given many functions to run together.
+"""Persistent ranks on this machine: spawned once, then given many functions to run together.
 
-Spawning costs seconds (every rank imports torch), so a pool lives for a whole test session. Ranks are
-processes on the gloo backend, deterministic, one thread each.
+Spawning costs seconds (every rank imports torch), so a pool lives for a whole proof or test session. Ranks
+are processes on the gloo backend, deterministic, one thread each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +22,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from evenspan.errors import ConfigError, EvenspanError
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +44,21 @@ class RankContext:
 class RankFailure(AssertionError):  # noqa: N818  pytest shows an assertion, which a failing rank is
     """One or more ranks raised, died or hung; the message holds every rank's traceback."""
 
+    def __init__(self, report: str, named: Sequence[EvenspanError] = ()) -> None:
+        super().__init__(report)
+        self.named = tuple(named)
+        """The named errors among what they raised, by rank."""
+
 
 class RankPool:
-    """`world_size` gloo ranks on this machine, started on the first run and kept until `close`."""
+    """`world_size` gloo ranks on this machine, started on the first run and kept until `close`.
 
-    def __init__(self, world_size: int) -> None:
+    With `warnings_as_errors` a Python warning ends a rank, as a test suite wants it.
+    """
+
+    def __init__(self, world_size: int, *, warnings_as_errors: bool = True) -> None:
         self.world_size = world_size
+        self._warnings_as_errors = warnings_as_errors
         self._ranks: list[tuple[SpawnProcess, Connection]] = []
         self._store: tempfile.TemporaryDirectory[str] | None = None
 
@@ -59,7 +70,7 @@ class RankPool:
         traceback, and the next run starts new ranks.
         """
         __tracebackhide__ = True  # pytest: the ranks' tracebacks say where it failed, this frame does not
-        self._start()
+        self.start()
         task = pickle.dumps((function, args))
         try:
             for _, connection in self._ranks:
@@ -71,8 +82,9 @@ class RankPool:
         failed = [rank for rank in range(self.world_size) if rank not in replies or not replies[rank][0]]
         if failed:
             report = self._report(replies, failed, timeout)
+            named = [error for rank in failed if rank in replies and (error := _named(replies[rank][1]))]
             self.close()
-            raise RankFailure(report)
+            raise RankFailure(report, named)
         return [pickle.loads(replies[rank][1]) for rank in range(self.world_size)]
 
     def close(self) -> None:
@@ -87,7 +99,8 @@ class RankPool:
             self._store.cleanup()
             self._store = None
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the ranks that are not there yet; returns while they still load torch."""
         if self._ranks:
             return
         spawn = multiprocessing.get_context("spawn")
@@ -96,7 +109,9 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(
-                target=_serve, args=(rank, self.world_size, str(store), theirs), daemon=True
+                target=_serve,
+                args=(rank, self.world_size, str(store), theirs, self._warnings_as_errors),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -119,7 +134,7 @@ class RankPool:
         lines = [f"{len(failed)} of {self.world_size} ranks failed"]
         for rank in failed:
             if rank in replies:
-                lines.append(f"--- rank {rank}\n{pickle.loads(replies[rank][1])}")
+                lines.append(f"--- rank {rank}\n{pickle.loads(replies[rank][1])[0]}")
                 continue
             exit_code = self._ranks[rank][0].exitcode
             state = f"ended with exit code {exit_code}" if exit_code is not None else "gave no answer"
@@ -136,11 +151,11 @@ def make_deterministic() -> None:
     torch.manual_seed(0)
 
 
-def _serve(rank: int, world_size: int, store: str, connection: Connection) -> None:
+def _serve(rank: int, world_size: int, store: str, connection: Connection, strict: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    warnings.simplefilter("error")
+    warnings.simplefilter("error" if strict else "default")
     warnings.filterwarnings("ignore", message=".*The given NumPy array is not writable.*")
     make_deterministic()
     dist.init_process_group(
@@ -158,6 +173,15 @@ def _serve(rank: int, world_size: int, store: str, connection: Connection) -> No
             connection.send_bytes(pickle.dumps((True, pickle.dumps(function(context, *args)))))
 
 
+def _named(reply: bytes) -> EvenspanError | None:
+    """The named error that a rank raised, made again here."""
+    _, fields = pickle.loads(reply)
+    if fields is None:
+        return None
+    kind, code, fact, hint = fields
+    return kind(code, fact, hint=hint)
+
+
 class _Reporter:
     """Sends the traceback of whatever ends a rank, which then ends: its pool is about to be killed."""
 
@@ -173,5 +197,8 @@ class _Reporter:
         if kind is None or error is None or issubclass(kind, EOFError):
             return False
         text = "".join(traceback.format_exception(error))
-        self._connection.send_bytes(pickle.dumps((False, pickle.dumps(text))))
+        fields = None
+        if isinstance(error, EvenspanError) and not isinstance(error, ConfigError):
+            fields = (type(error), error.code, error.fact, error.hint)
+        self._connection.send_bytes(pickle.dumps((False, pickle.dumps((text, fields)))))
         return True
