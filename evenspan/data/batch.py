@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ class VideoBatch:
     fingerprint: bytes
     epochs: tuple[int, ...]
     """Epoch of each clip; tells two visits of one clip in the same step apart."""
+
+    def to(self, device: torch.device) -> VideoBatch:
+        """The batch with its tensors on `device`."""
+        return replace(
+            self,
+            latents_BFCHW=self.latents_BFCHW.to(device),
+            valid_BF=self.valid_BF.to(device),
+            text_BNLE=self.text_BNLE.to(device),
+            prompt_of_frame_BF=self.prompt_of_frame_BF.to(device),
+        )
 
 
 def collate(samples: Sequence[VideoSample]) -> VideoBatch:

@@ -1,4 +1,4 @@
-"""Clips generated during and after training, from a copy of the weights: training state is never touched."""
+"""What a run shows during and after training, made from a copy of the weights: its state is never touched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from evenspan.topology.mesh import wait_for_rank_0
 from evenspan.train.checkpoint import Progress
-from evenspan.train.clips import clip_requests, make_clip
 from evenspan.train.metrics import Reporter
 from evenspan.train.run import Run
 
@@ -20,16 +19,14 @@ logger = logging.getLogger("evenspan")
 
 
 def evaluate(run: Run, reporter: Reporter | None, progress: Progress) -> None:
-    """Rank 0 generates one clip per prompt from a copy of the weights; the others wait."""
-    shadow = run.ema.shadow if run.config.evaluation.use_ema else None
+    """Rank 0 evaluates a copy of the weights (video: one clip per prompt); the others wait."""
+    shadow = run.ema.shadow if run.task.evaluates_average else None
     weights = gather_weights(run.model, shadow)
     if reporter is not None:
-        for number, request in enumerate(clip_requests(run.config, run.dataset)):
-            out = run.directory.samples / f"step_{progress.step:08d}_{number}.gif"
-            seed, device = run.config.logging.seed, run.topology.device
-            make_clip(weights, run.config, request, out=out, seed=seed, device=device)
-            reporter.record("evaluation", progress.step, {"prompt": request.label, "clip": out.name})
-            logger.info("clip %s", out)
+        name, directory = f"step_{progress.step:08d}", run.directory.samples
+        for facts in run.task.evaluate(weights, name=name, directory=directory, device=run.topology.device):
+            reporter.record("evaluation", progress.step, facts)
+            logger.info("evaluation in %s: %s", directory, facts)
     wait_for_rank_0(f"evaluation {progress.step}")
 
 

@@ -1,4 +1,4 @@
-"""A run from its parts to its last checkpoint: data, steps, report, checkpoints, clips."""
+"""A run from its parts to its last checkpoint: data, steps, report, checkpoints, evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from evenspan.comm.fingerprint import compare_fingerprints
 from evenspan.config.schema import RunConfig
-from evenspan.data.batch import VideoBatch
 from evenspan.topology.degrees import Axis
 from evenspan.train.checkpoint import Progress, save_checkpoint
 from evenspan.train.evaluate import evaluate
@@ -22,6 +21,7 @@ from evenspan.train.metrics import Reporter
 from evenspan.train.optimizer import learning_rate, set_learning_rate
 from evenspan.train.run import Run, build_run, resume
 from evenspan.train.step import StepResult, train_step
+from evenspan.train.task import Batch
 
 logger = logging.getLogger("evenspan")
 
@@ -41,7 +41,7 @@ def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
         first = progress.step
         for step in range(first, config.training.max_iters):
             started = time.perf_counter()  # before the batches: waiting for data counts
-            batches = list(loader.step(step))
+            batches = [batch.to(device) for batch in loader.step(step)]
             if step == first or _due(step, config.training.fingerprint_interval):
                 check_same_samples(run, batches)
             result, progress = one_step(run, batches, step=step, progress=progress)
@@ -51,7 +51,7 @@ def train(config: RunConfig, *, logdir: Path, device: torch.device) -> None:
 
 
 def one_step(
-    run: Run, batches: Sequence[VideoBatch], *, step: int, progress: Progress
+    run: Run, batches: Sequence[Batch], *, step: int, progress: Progress
 ) -> tuple[StepResult, Progress]:
     """Step and average; returns the reduced facts and the progress after the step."""
     set_learning_rate(run.optimizer, learning_rate(step, run.config.training))
@@ -68,7 +68,7 @@ def one_step(
     return result, Progress(step=step + 1, samples=progress.samples + run.schedule.global_batch)
 
 
-def check_same_samples(run: Run, batches: Sequence[VideoBatch]) -> None:
+def check_same_samples(run: Run, batches: Sequence[Batch]) -> None:
     """Ranks that differ only on context or tensor must read the same samples: compare, name who differs."""
     groups = [run.topology.group(axis) for axis in (Axis.CONTEXT, Axis.TENSOR)]
     for batch in batches:
@@ -82,8 +82,10 @@ def report_step(
     if reporter is None:
         return
     seconds = time.perf_counter() - started
+    facts = asdict(result)
     numbers = {
-        **asdict(result),
+        f"loss_{run.task.unit}": facts.pop("loss_count"),
+        **facts,
         "lr": learning_rate(progress.step - 1, run.config.training),
         "seconds": seconds,
         "tokens_per_s": run.tokens_per_step / seconds,
@@ -105,21 +107,20 @@ def after_step(run: Run, reporter: Reporter | None, progress: Progress) -> None:
             keep=run.config.checkpoints.max_checkpoints,
         )
         logger.info("checkpoint %s", path)
-    interval = run.config.evaluation.interval
+    interval = run.task.evaluation_interval
     if interval and (last or _due(progress.step, interval)):
         evaluate(run, reporter, progress)
 
 
 def open_reporter(run: Run, progress: Progress, stack: ExitStack) -> Reporter | None:
     """Rank 0's reporter, with each rank's share of the work as its first record; None on other ranks."""
-    share = run.layout.share(run.topology.coordinates.context)
-    valid = run.layout.valid(run.topology.coordinates.context)
-    channels, height, width = run.config.image_or_video_shape[2:]
+    unit, context = run.task.unit, run.topology.coordinates.context
+    share = run.task.layout.share(context)
     facts = {
         "rank": dist.get_rank(),
-        "frames": [share.start, share.stop],
-        "valid_frames": valid.count,
-        "local_shape": [run.config.training.batch_size, share.count, channels, height, width],
+        unit: [share.start, share.stop],
+        f"valid_{unit}": run.task.layout.valid(context).count,
+        "local_shape": run.task.local_shape(run.topology),
     }
     ranks: list[dict[str, object]] = [{}] * dist.get_world_size()
     dist.all_gather_object(ranks, facts)
@@ -127,10 +128,7 @@ def open_reporter(run: Run, progress: Progress, stack: ExitStack) -> Reporter | 
         return None
     for rank in ranks:
         logger.info(
-            "rank %s holds latent frames %s, local shape %s",
-            rank["rank"],
-            rank["frames"],
-            rank["local_shape"],
+            "rank %s holds %s %s, local shape %s", rank["rank"], unit, rank[unit], rank["local_shape"]
         )
     reporter = stack.enter_context(
         Reporter(

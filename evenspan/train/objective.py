@@ -25,7 +25,7 @@ from evenspan.train.build import attention_window, build_flow_schedule, tokens_p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class FlowObjective:
     """What is asked of the model on a batch; one instance serves a whole run.
 
     Everything random is drawn per (seed, step, sample id, block), so a rank's share is the slice of what one
@@ -129,9 +129,9 @@ class Objective:
         ]
 
 
-def build_objective(config: RunConfig, layout: FrameLayout, *, seed: int) -> Objective:
+def build_objective(config: RunConfig, layout: FrameLayout, *, seed: int) -> FlowObjective:
     """The objective that `config` describes on `layout`."""
-    return Objective(
+    return FlowObjective(
         schedule=build_flow_schedule(config),
         layout=layout,
         table=attention_table(config, layout),

@@ -5,33 +5,26 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import AdamW
 
 from evenspan.config.schema import RunConfig
-from evenspan.data.batch import VideoBatch, VideoSample, collate
-from evenspan.data.latents_dataset import LatentsDataset
 from evenspan.data.loader import MicroBatchLoader
 from evenspan.data.sampler import SampleSchedule
-from evenspan.data.video_dataset import VideoDataset
 from evenspan.errors import RunError
-from evenspan.model.wan import CausalWan
-from evenspan.topology.from_config import frame_layout, solve_degrees
-from evenspan.topology.layout import FrameLayout
+from evenspan.topology.from_config import solve_degrees
 from evenspan.topology.mesh import Topology, build_topology
-from evenspan.train.build import (
-    build_model,
-    build_schedule,
-    open_dataset,
-    tokens_per_frame,
-)
+from evenspan.train.build import build_schedule
 from evenspan.train.checkpoint import Progress, list_checkpoints, load_checkpoint, recover
 from evenspan.train.ema import Ema
-from evenspan.train.objective import Objective, build_objective
 from evenspan.train.optimizer import build_optimizer
 from evenspan.train.run_dir import RunDir
+from evenspan.train.task import AnyTask, Objective
+from evenspan.train.tasks import build_task
 
 logger = logging.getLogger("evenspan")
 
@@ -41,24 +34,23 @@ class Run:
     """Everything a training run holds on one rank."""
 
     config: RunConfig
+    task: AnyTask
     directory: RunDir
     topology: Topology
-    layout: FrameLayout
-    objective: Objective
-    model: CausalWan
+    objective: Objective[Any]
+    model: nn.Module
     optimizer: AdamW
     ema: Ema
-    dataset: VideoDataset | LatentsDataset
     schedule: SampleSchedule
 
-    def loader(self, progress: Progress) -> MicroBatchLoader[VideoSample, VideoBatch]:
-        """The micro-batches of this rank's dp slot from `progress` on, reduced to the frames it owns."""
+    def loader(self, progress: Progress) -> MicroBatchLoader[Any, Any]:
+        """The micro-batches of this rank's dp slot from `progress` on, reduced to the units it owns."""
         coordinates = self.topology.coordinates
         return MicroBatchLoader(
-            self.dataset,
-            collate=collate,
+            self.task.dataset,
+            collate=self.task.collate,
             schedule=self.schedule.resumed(step=progress.step, samples_seen=progress.samples),
-            frames=self.layout.share(coordinates.context),
+            frames=self.task.layout.share(coordinates.context),
             dp_rank=coordinates.dp,
             dp_degree=self.topology.degrees.dp,
             micro_batches=self.config.training.gradient_accumulation_steps,
@@ -67,8 +59,8 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Latent tokens of the valid frames of one global batch; clean and noisy copies count once."""
-        return self.schedule.global_batch * self.layout.frames * tokens_per_frame(self.config)
+        """Tokens of one global batch, without padding."""
+        return self.schedule.global_batch * self.task.tokens_per_sample
 
 
 def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
@@ -77,9 +69,9 @@ def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
     degrees = solve_degrees(config, world_size=dist.get_world_size())
     claim_on_rank0(directory, config)
     topology = build_topology(degrees, device=device)
-    layout = frame_layout(config)
-    dataset = open_dataset(config)
-    model = build_model(config, topology)
+    task = build_task(config)
+    samples = len(task.dataset)
+    model = task.build_model(topology)
     if degrees.context > 1:
         logger.info(
             "[SP] Sequence Parallel enabled, sp_size=%d, dp_size=%d, world_size=%d",
@@ -89,15 +81,14 @@ def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
         )
     return Run(
         config=config,
+        task=task,
         directory=directory,
         topology=topology,
-        layout=layout,
-        objective=build_objective(config, layout, seed=config.logging.seed),
+        objective=task.build_objective(topology),
         model=model,
         optimizer=build_optimizer(model.parameters(), config.training),
         ema=Ema(model, decay=config.training.ema_weight, start_step=config.training.ema_start_step),
-        dataset=dataset,
-        schedule=build_schedule(config, size=len(dataset), dp_degree=degrees.dp),
+        schedule=build_schedule(config, size=samples, dp_degree=degrees.dp),
     )
 
 

@@ -11,12 +11,11 @@ from torch.distributed import ProcessGroup
 from torch.optim import AdamW
 
 from evenspan.comm.collectives import all_reduce_sum
-from evenspan.data.batch import VideoBatch
 from evenspan.errors import RunError
 from evenspan.parallel.clip import clip_grad_norm
 from evenspan.parallel.fsdp import set_requires_gradient_sync
 from evenspan.parallel.tensor import complete_gradients
-from evenspan.train.objective import Objective
+from evenspan.train.task import BatchT, Objective
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +23,17 @@ class StepResult:
     """Facts of one optimizer step, equal on every rank."""
 
     loss: float
-    """Mean over all valid frames of the global batch."""
+    """Mean over all valid frames or tokens of the global batch."""
     grad_norm: float
     """Global norm before clipping."""
-    loss_frames: int
-    """Valid latent frames the mean was taken over."""
+    loss_count: int
+    """Valid frames or tokens the mean was taken over."""
 
 
 def accumulate_gradients(
     model: nn.Module,
-    batches: Sequence[VideoBatch],
-    objective: Objective,
+    batches: Sequence[BatchT],
+    objective: Objective[BatchT],
     *,
     step: int,
     loss_group: ProcessGroup | None,
@@ -42,9 +41,8 @@ def accumulate_gradients(
     """Add the gradients of the global batch's mean loss; return that loss and its count, on every rank.
 
     The count is known from the masks before any forward, so each micro-batch is divided by the final count:
-    the result is the mean over valid frames of the whole global batch, however they fall on ranks and
-    micro-batches.
-    Gradients are reduced once, at the last micro-batch.
+    the result is the mean over valid frames or tokens of the whole global batch, however they fall on ranks
+    and micro-batches. Gradients are reduced once, at the last micro-batch.
     """
     valid = torch.stack([objective.valid(batch).sum() for batch in batches]).sum()
     count = all_reduce_sum(valid.to(torch.float64), group=loss_group)
@@ -61,8 +59,8 @@ def accumulate_gradients(
 def train_step(
     model: nn.Module,
     optimizer: AdamW,
-    batches: Sequence[VideoBatch],
-    objective: Objective,
+    batches: Sequence[BatchT],
+    objective: Objective[BatchT],
     *,
     step: int,
     max_grad_norm: float,
@@ -86,4 +84,4 @@ def train_step(
             hint="weights are as after the step before; lower training.lr or look at those samples",
         )
     optimizer.step()
-    return StepResult(loss=loss_value, grad_norm=norm_value, loss_frames=int(count.item()))
+    return StepResult(loss=loss_value, grad_norm=norm_value, loss_count=int(count.item()))

@@ -85,7 +85,7 @@ def finished(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run("-m", "evenspan", "train", "--config", config, "--nproc", "2", "--logdir", logdir)
     assert done.returncode == 0, done.stderr
     assert "[SP] Sequence Parallel enabled, sp_size=2, dp_size=1, world_size=2" in done.stdout
-    assert "rank 1 holds latent frames [4, 8], local shape [1, 4, 12, 8, 8]" in done.stdout
+    assert "rank 1 holds frames [4, 8], local shape [1, 4, 12, 8, 8]" in done.stdout
     return logdir
 
 
