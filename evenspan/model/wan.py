@@ -8,7 +8,8 @@ positions and a table over all tokens; an exchange, if any, happens inside the p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -29,12 +30,22 @@ from evenspan.model.wan_blocks import (
     prompt_runs,
 )
 from evenspan.model.wan_config import WanConfig
+from evenspan.model.wan_plan import (
+    SEQUENCE_PARALLEL_MODULE_CONFIG,
+    TP_MODULE_CONFIG,
+    TP_MODULE_POSTPROCESSORS,
+)
 
 __all__ = ["CausalWan", "WanConfig"]
 
 
 class CausalWan(nn.Module):
     """Predicts the velocity of noisy latent frames, with or without their clean copies beside them."""
+
+    TP_MODULE_CONFIG: ClassVar[Mapping[str, Any]] = TP_MODULE_CONFIG
+    TP_MODULE_POSTPROCESSORS: ClassVar[Mapping[str, Any]] = TP_MODULE_POSTPROCESSORS
+    SEQUENCE_PARALLEL_MODULE_CONFIG: ClassVar[Mapping[str, Any]] = SEQUENCE_PARALLEL_MODULE_CONFIG
+    SEQUENCE_PARALLEL_SEQUENCE_DIM: ClassVar[int] = 1
 
     def __init__(self, config: WanConfig, *, core: str = "auto") -> None:
         super().__init__()
@@ -48,6 +59,10 @@ class CausalWan(nn.Module):
         self.norm_out = WideLayerNorm(width, config.eps, elementwise_affine=False)
         self.proj_out = nn.Linear(width, config.out_channels * math.prod(config.patch_size))
         self.scale_shift_table = nn.Parameter(torch.randn(1, 2, width) / math.sqrt(width))
+        # Where the plan cuts and joins what the blocks read and write; nothing happens on one device.
+        self.modulation_entry = nn.Identity()
+        self.text_entry = nn.Identity()
+        self.tokens_exit = nn.Identity()
 
     def fp32_modules(self) -> tuple[nn.Module, ...]:
         """The modules whose parameters mixed precision should leave in fp32, as upstream does."""
@@ -86,8 +101,11 @@ class CausalWan(nn.Module):
         latents = noisy_BFCHW if clean_BFCHW is None else torch.cat((clean_BFCHW, noisy_BFCHW), dim=1)
         copies = 1 if clean_BFCHW is None else 2
 
-        x_BTE = self.patch_embedding(self._patches(latents))
+        # First, as it works on whole tensors; the plan cuts tokens at the patch embedding.
         e_BFE, e0_BF6E, text_BNLE = self.condition_embedder(timesteps_BF, text_BNLE)
+        text_BNLE = self.text_entry(text_BNLE)
+        x_BTE = self.patch_embedding(self._patches(latents))
+        e0_BF6E = self.modulation_entry(e0_BF6E)
         rope = rope_table(
             positions_BF,
             rows=rows,
@@ -107,7 +125,7 @@ class CausalWan(nn.Module):
                 table=table,
                 cache=None if caches is None else caches[layer],
             )
-        noisy_tokens = x_BTE[:, -frames * rows * columns :]
+        noisy_tokens = self.tokens_exit(x_BTE)[:, -frames * rows * columns :]
         return self._head(noisy_tokens, e_BFE[:, -frames:], rows=rows, columns=columns)
 
     def _head(self, x_BTE: Tensor, e_BFE: Tensor, *, rows: int, columns: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from evenspan.parallel.plan import Mode
 from evenspan.parallel.resolve import PlannedModule, is_transposed
 
 
@@ -34,6 +35,8 @@ def split_parameters(
             planned.module.register_parameter(name, known[whole])
         if planned.split_dims() and is_transposed(planned.module) and planned.split_dims()["weight"] == 1:
             planned.module.nf = planned.module.nf // mesh.size()  # type: ignore[operator, assignment]
+        if planned.mode is Mode.WIDTH_NORM and isinstance(planned.module, nn.RMSNorm):
+            planned.module.normalized_shape = (planned.module.normalized_shape[-1] // mesh.size(),)
     parts = set(known.values())
     return frozenset(
         name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter in parts

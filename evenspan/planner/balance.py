@@ -100,9 +100,10 @@ def balance_inputs(config: RunConfig, world_size: int) -> BalanceInputs:
     """What `config` says about the work."""
     kwargs = config.model_kwargs
     model = model_preset(kwargs.model_name).with_overrides(kwargs.overrides)
+    degrees = solve_degrees(config, world_size=world_size)
     return BalanceInputs(
-        degrees=solve_degrees(config, world_size=world_size),
-        layout=frame_layout(config),
+        degrees=degrees,
+        layout=frame_layout(config, tensor=degrees.tensor),
         batch=config.training.batch_size,
         tokens_per_frame=model.tokens_per_frame(config.latent_height, config.latent_width),
         layers=model.num_layers,

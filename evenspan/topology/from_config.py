@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from evenspan.config.schema import RunConfig
 from evenspan.topology.degrees import Degrees
 from evenspan.topology.layout import FrameLayout
@@ -22,11 +24,18 @@ def solve_degrees(config: RunConfig, *, world_size: int, context: int | None = N
     )
 
 
-def frame_layout(config: RunConfig) -> FrameLayout:
-    """Which context rank owns which latent frames. Raises ShapeError S201."""
+def frame_layout(config: RunConfig, *, tensor: int = 1) -> FrameLayout:
+    """Which context rank owns which latent frames, at tensor degree `tensor`. Raises ShapeError S201.
+
+    Sequence parallelism on the tensor axis cuts a rank's tokens again, at whole frames, as each frame has its
+    own modulation: clean and noisy copies together must be a multiple of `tensor`.
+    """
+    copies = 2 if config.algorithm.teacher_forcing else 1
+    cut_again = config.parallel.backend_kwargs.sequence_parallel
     return FrameLayout(
         frames=config.frames,
         frame_per_block=config.num_frame_per_block,
         context=config.sequence_parallel_size,
         padding=config.parallel.padding == "auto",
+        multiple=tensor // gcd(tensor, copies) if cut_again else 1,
     )

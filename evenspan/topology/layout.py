@@ -34,8 +34,8 @@ class FrameRange:
 class FrameLayout:
     """Equal contiguous shares of latent frames over `context` ranks.
 
-    Without padding the frames must be a multiple of context x frame_per_block (S201). With padding any
-    number is legal: it is filled up to a multiple of `context`, and blocks may straddle ranks.
+    Without padding every share is a multiple of frame_per_block and of `multiple` (S201). With padding any
+    number is legal: it is filled up to a multiple of context x `multiple`, and blocks may straddle ranks.
     """
 
     frames: int
@@ -47,7 +47,7 @@ class FrameLayout:
     padding: bool = False
     """Whether to fill up with frames that carry no loss and are attended by nobody."""
     multiple: int = 1
-    """Every share is a multiple of this many frames: the tensor degree, where that splits a share again."""
+    """Every share is a multiple of this many frames, where the tensor axis cuts a share again."""
 
     def __post_init__(self) -> None:
         sizes = {
@@ -122,9 +122,12 @@ def sequence_layout(tokens: int, *, context: int, tensor: int = 1, padding: bool
 def _not_a_multiple(layout: FrameLayout, multiple: int) -> ShapeError:
     below, above = layout.frames // multiple * multiple, -(-layout.frames // multiple) * multiple
     sizes = [str(size) for size in (below, above) if size > 0]
+    share = f"num_frame_per_block {layout.frame_per_block}"
+    if layout.multiple > 1:
+        share = f"the least multiple of {share} and of {layout.multiple} for the tensor ranks"
     return ShapeError(
         "S201",
         f"{layout.frames} latent frames are not a multiple of sequence_parallel_size {layout.context} x "
-        f"num_frame_per_block {layout.frame_per_block} = {multiple}",
+        f"{share} = {multiple}",
         hint=f"use {' or '.join(sizes)} frames, or parallel.padding: auto",
     )

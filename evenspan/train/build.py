@@ -64,6 +64,8 @@ def place_model(model: CausalWan, config: RunConfig, topology: Topology) -> None
         topology,
         blocks=model.blocks,
         heads=model.config.num_attention_heads,
+        # No `padding`: the layout already fills every share up to whole frames a tensor rank.
+        sequence_parallel=parallel.backend_kwargs.sequence_parallel,
         activation_checkpointing=parallel.activation_checkpointing,
         mixed_precision=parallel.mixed_precision,
         reshard_after_forward=parallel.backend_kwargs.fsdp2.reshard_after_forward,

@@ -69,7 +69,7 @@ def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
     degrees = solve_degrees(config, world_size=dist.get_world_size())
     claim_on_rank0(directory, config)
     topology = build_topology(degrees, device=device)
-    task = build_task(config)
+    task = build_task(config, degrees)
     samples = len(task.dataset)
     model = task.build_model(topology)
     if degrees.context > 1:

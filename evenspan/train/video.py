@@ -14,6 +14,7 @@ from evenspan.data.batch import VideoBatch, VideoSample, collate
 from evenspan.data.latents_dataset import LatentsDataset
 from evenspan.data.video_dataset import VideoDataset
 from evenspan.model.wan import CausalWan
+from evenspan.topology.degrees import Degrees
 from evenspan.topology.from_config import frame_layout
 from evenspan.topology.layout import FrameLayout
 from evenspan.topology.mesh import Topology
@@ -27,13 +28,14 @@ class VideoTask:
 
     unit = "frames"
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, degrees: Degrees) -> None:
         self.config = config
+        self.degrees = degrees
 
     @cached_property
     def layout(self) -> FrameLayout:
         """Which context rank holds which latent frames. Raises ShapeError S201."""
-        return frame_layout(self.config)
+        return frame_layout(self.config, tensor=self.degrees.tensor)
 
     @cached_property
     def dataset(self) -> VideoDataset | LatentsDataset:

@@ -15,6 +15,7 @@ from evenspan.config.schema import RunConfig
 from evenspan.data.batch import VideoBatch, split_video_batch
 from evenspan.model.initialize import init_weights
 from evenspan.model.wan import CausalWan
+from evenspan.parallel.tensor import complete_gradients
 from evenspan.testing import RankContext
 from evenspan.topology.degrees import Degrees
 from evenspan.topology.from_config import frame_layout, solve_degrees
@@ -31,8 +32,12 @@ CHANNELS, HEIGHT, WIDTH = 12, 4, 4
 class Case:
     """One layout and one kind of batch."""
 
-    context: int
+    context: int = 1
     replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    """Whether the tensor ranks share the tokens between attention and feed-forward too."""
     frames: int = 8
     frame_per_block: int = 2
     padding: bool = False
@@ -49,9 +54,15 @@ class Case:
     backwards: int = 1
     overrides: dict[str, object] = field(default_factory=dict)
 
+    @property
+    def dp(self) -> int:
+        """Ranks that read different samples."""
+        return self.replicate * self.shard
+
 
 def config_of(case: Case, *, context: int) -> RunConfig:
     """The run configuration of `case` at another context degree."""
+    mesh = {"replicate": case.replicate, "shard": case.shard, "tensor": case.tensor}
     return RunConfig.model_validate(
         {
             "model_kwargs": {
@@ -64,7 +75,8 @@ def config_of(case: Case, *, context: int) -> RunConfig:
             "num_frame_per_block": case.frame_per_block,
             "image_or_video_shape": [case.batch, case.frames, CHANNELS, HEIGHT, WIDTH],
             "parallel": {
-                "mesh": {"replicate": case.replicate, "shard": 1},
+                "mesh": mesh,
+                "backend_kwargs": {"sequence_parallel": case.sequence_parallel},
                 "padding": "auto" if case.padding else "error",
                 "mixed_precision": "fp64",
                 "activation_checkpointing": case.activation_checkpointing,
@@ -82,7 +94,7 @@ def global_batches(case: Case, *, text_dim: int) -> list[VideoBatch]:
     """Every micro-batch of the global batch, whole clips: replica-major, then micro-batch."""
     generator = torch.Generator().manual_seed(7)
     batches = []
-    for number in range(case.replicate * case.micro_batches):
+    for number in range(case.dp * case.micro_batches):
         ids = tuple(range(number * case.batch, (number + 1) * case.batch))
         valid = torch.ones(case.batch, case.frames, dtype=torch.bool)
         for row, sample in enumerate(ids):
@@ -160,9 +172,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 def sharded(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and full gradients of this rank under the case's layout."""
     config = config_of(case, context=case.context)
-    degrees = solve_degrees(config, world_size=case.context * case.replicate)
+    degrees = solve_degrees(config, world_size=case.context * case.dp * case.tensor)
     topology = topology_of(degrees)
-    layout = frame_layout(config)
+    layout = frame_layout(config, tensor=degrees.tensor)
     model = new_model(config)
     batches = global_batches(case, text_dim=model_config(config).text_dim)
     place_model(model, config, topology)
@@ -175,6 +187,7 @@ def sharded(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     loss = torch.zeros(())
     for _ in range(case.backwards):
         loss, _count = accumulate_gradients(model, mine, objective, step=5, loss_group=topology.loss_group)
+    complete_gradients(model)
     return loss, gradients(model)
 
 
@@ -202,7 +215,7 @@ def compare(case: Case) -> Parity:
 
 def parity_of(ctx: RankContext, cases: list[Case]) -> list[Parity]:
     """One Parity a case; run on every rank."""
-    assert ctx.world_size == cases[0].context * cases[0].replicate
+    assert ctx.world_size == cases[0].context * cases[0].dp * cases[0].tensor
     return [compare(case) for case in cases]
 
 

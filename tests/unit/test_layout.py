@@ -1,6 +1,8 @@
 import pytest
 
+from evenspan.config.schema import RunConfig
 from evenspan.errors import ShapeError
+from evenspan.topology.from_config import frame_layout
 from evenspan.topology.layout import FrameLayout, FrameRange, sequence_layout
 
 
@@ -64,3 +66,25 @@ def test_a_sequence_that_does_not_divide_is_named_in_tokens():
     for sizes in ({"tokens": 0, "context": 2}, {"tokens": 8, "context": 2, "tensor": 0}):
         with pytest.raises(ShapeError, match="S202"):
             sequence_layout(**sizes)
+
+
+def clip(*, teacher_forcing: bool, padding: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model_kwargs": {"model_name": "wan-nano"},
+            "image_or_video_shape": [1, 6, 4, 4, 4],
+            "sequence_parallel_size": 2,
+            "num_frame_per_block": 3,
+            "algorithm": {"teacher_forcing": teacher_forcing},
+            "parallel": {"backend_kwargs": {"sequence_parallel": True}, "padding": padding},
+            "data": {"data_path": "unused"},
+        }
+    )
+
+
+@pytest.mark.parametrize(("teacher_forcing", "multiple"), [(True, 2), (False, 4)])
+def test_tensor_shards_hold_whole_frames(teacher_forcing, multiple):
+    layout = frame_layout(clip(teacher_forcing=teacher_forcing, padding="auto"), tensor=4)
+    assert (layout.multiple, layout.frames_local) == (multiple, 4)
+    with pytest.raises(ShapeError, match=r"S201 .* least multiple of .* for the tensor ranks = \d+"):
+        frame_layout(clip(teacher_forcing=teacher_forcing, padding="error"), tensor=4)
