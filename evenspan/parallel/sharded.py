@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from evenspan.parallel.plan import Mode
 from evenspan.parallel.resolve import PlannedModule, is_transposed
@@ -41,6 +41,21 @@ def split_parameters(
     return frozenset(
         name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter in parts
     )
+
+
+def joined(x: Tensor) -> Tensor:
+    """The whole of a tensor, whatever it is sharded over; a collective for a DTensor, `x` itself otherwise.
+
+    One mesh dim at a time, outer first: FSDP2's shards are cut out of the tensor axis' own, so its parts are
+    joined before those. The same as `full_tensor`, without its warning about two gathers.
+    """
+    if not isinstance(x, DTensor):
+        return x
+    placements = list(x.placements)
+    for dim in range(len(placements)):
+        placements[dim] = Replicate()
+        x = x.redistribute(placements=placements)
+    return x.to_local()
 
 
 def show_local(module: nn.Module, dims: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ from evenspan.comm.collectives import all_reduce_sum, gathered
 from evenspan.comm.meter import CommMeter
 from evenspan.parallel.clip import clip_grad_norm
 from evenspan.parallel.fsdp import set_requires_gradient_sync
+from evenspan.parallel.sharded import joined
 from evenspan.parallel.tensor import complete_gradients
 from evenspan.proof.case import Case, scored
 from evenspan.topology.degrees import Axis
@@ -189,7 +190,7 @@ def probed_tokens(case: Case) -> tuple[int, ...]:
 
 def whole(x: Tensor) -> Tensor:
     """All of a distributed tensor; a collective."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return joined(x)
 
 
 def fingerprint(value: Any) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from evenspan.parallel.sharded import joined
 from evenspan.topology.mesh import wait_for_rank_0
 from evenspan.train.checkpoint import Progress
 from evenspan.train.metrics import Reporter
@@ -38,7 +38,7 @@ def gather_weights(model: nn.Module, shadow: Mapping[str, Tensor] | None) -> dic
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         source = parameter.detach() if shadow is None else shadow[name]
-        full = source.full_tensor() if isinstance(source, DTensor) else source
+        full = joined(source)
         if dist.get_rank() == 0:
             weights[name] = full.to(device="cpu", dtype=torch.float32)
     return weights

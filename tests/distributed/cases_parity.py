@@ -8,13 +8,13 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from evenspan.attention.patterns import teacher_forcing
 from evenspan.config.schema import RunConfig
 from evenspan.data.batch import VideoBatch, split_video_batch
 from evenspan.model.initialize import init_weights
 from evenspan.model.wan import CausalWan
+from evenspan.parallel.sharded import joined
 from evenspan.parallel.tensor import complete_gradients
 from evenspan.testing import RankContext
 from evenspan.topology.degrees import Degrees
@@ -162,11 +162,10 @@ def new_model(config: RunConfig, *, core: str = "auto") -> CausalWan:
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter's full gradient by name; one that is missing counts as zero."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found[name] = grad.full_tensor() if isinstance(grad, DTensor) else grad
-    return found
+    return {
+        name: joined(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        for name, parameter in model.named_parameters()
+    }
 
 
 def sharded(case: Case) -> tuple[Tensor, dict[str, Tensor]]:

@@ -6,7 +6,10 @@ import pytest
 
 from evenspan.testing import RankPool
 from tests.distributed.cases_parity import Case, parity_of
-from tests.distributed.test_training_parity import assert_parity
+from tests.distributed.cases_wan_tensor import STEPS, drift_without_completion, drifts, parity_without
+from tests.distributed.test_training_parity import GRADIENT_TOLERANCE, LOSS_TOLERANCE, assert_parity
+
+WEIGHTS_TOLERANCE = 1e-8
 
 
 def kinds(**layout: object) -> dict[str, Case]:
@@ -50,3 +53,34 @@ def test_tensor_2(world2: RankPool) -> None:
 def test_four_ranks(world4: RankPool, layout: dict[str, int]) -> None:
     cases = kinds(**layout)
     assert_parity(world4.run(parity_of, list(cases.values()), timeout=400), list(cases))
+
+
+def test_twenty_steps(world4: RankPool) -> None:
+    """AdamW with clipping, in place of the gradients alone: weights, norms and the average of weights."""
+    cases = {
+        "context 2": Case(context=2, tensor=2, sequence_parallel=True),
+        "context 2, plain": Case(context=2, tensor=2),
+        "shard 2, accumulation": Case(shard=2, tensor=2, sequence_parallel=True, micro_batches=2),
+        "replicate 2": Case(replicate=2, tensor=2, sequence_parallel=True),
+        "tensor 4": Case(tensor=4, sequence_parallel=True),
+    }
+    for rank, of_rank in enumerate(world4.run(drifts, list(cases.values()), timeout=400)):
+        for name, drift in zip(cases, of_rank, strict=True):
+            where = f"{name}, rank {rank}: {drift}"
+            assert 0 < drift.clipped < STEPS, "steps with and without clipping"
+            assert max(drift.loss, drift.norm) <= 1e-12, where
+            assert max(drift.weights, drift.average) <= WEIGHTS_TOLERANCE, where
+            assert drift.between_ranks == 0.0, where
+
+
+def test_a_missing_sum_turns_it_red(world4: RankPool) -> None:
+    drift = world4.run(drift_without_completion, Case(shard=2, tensor=2, sequence_parallel=True))[0]
+    assert min(drift.norm, drift.weights, drift.between_ranks) > WEIGHTS_TOLERANCE
+
+
+def test_a_text_gradient_of_own_heads_only_turns_it_red(world2: RankPool) -> None:
+    case = Case(tensor=2, sequence_parallel=True)
+    parity = world2.run(parity_without, case, "CausalWan", "text_entry")[0]
+    assert parity.loss_error <= LOSS_TOLERANCE, "this mutant leaves the forward alone"
+    assert parity.worst > GRADIENT_TOLERANCE
+    assert "text_embedder" in parity.worst_name
