@@ -16,8 +16,8 @@ CHANNELS, HEIGHT, WIDTH, FRAMES = 12, 4, 4, 8
 TEXT_LENGTH, TEXT_DIM = 4, 16
 
 
-def run_config(data: Path, *, context: int, max_iters: int, **training: object) -> RunConfig:
-    """A nano model on precomputed latents in fp32, checkpoint every 10 steps."""
+def run_config(data: Path, *, context: int, max_iters: int, tensor: int = 1, **training: object) -> RunConfig:
+    """A nano model on precomputed latents in fp32, checkpoint every 10 steps; SP on a tensor axis."""
     return RunConfig.model_validate(
         {
             "model_kwargs": {
@@ -26,6 +26,10 @@ def run_config(data: Path, *, context: int, max_iters: int, **training: object) 
             },
             "sequence_parallel_size": context,
             "num_frame_per_block": 2,
+            "parallel": {
+                "mesh": {"tensor": tensor},
+                "backend_kwargs": {"sequence_parallel": tensor > 1},
+            },
             "image_or_video_shape": [1, FRAMES, CHANNELS, HEIGHT, WIDTH],
             "training": {
                 "lr": 3e-3,

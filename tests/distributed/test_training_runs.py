@@ -116,6 +116,25 @@ def test_resume_at_other_degrees_continues_the_curve(
     assert_same_curve(curve(logdir), curve(one_process))
 
 
+def test_curve_and_resume_with_a_tensor_axis(
+    world2: RankPool, world4: RankPool, latents: Path, one_process: Path, tmp_path: Path
+) -> None:
+    """20 steps of context 2 x tensor 2, 10 of shard 2 x tensor 2, 10 of tensor 2, 10 of context 2."""
+    logdir = tmp_path / "run"
+    accumulate_1 = {"gradient_accumulation_steps": 1}
+    stages = [
+        (world4, run_config(latents, context=2, tensor=2, max_iters=STEPS)),
+        (world4, run_config(latents, context=1, tensor=2, max_iters=STEPS, **accumulate_1)),
+        (world2, run_config(latents, context=1, tensor=2, max_iters=STEPS)),
+        (world2, run_config(latents, context=2, max_iters=STEPS)),
+    ]
+    for number, (pool, config) in enumerate(stages):
+        for checkpoint in list_checkpoints(logdir / "checkpoints")[1 + number :]:
+            shutil.rmtree(checkpoint)
+        pool.run(train_and_record, config, logdir, timeout=400)
+        assert_same_curve(curve(logdir), curve(one_process))
+
+
 def test_every_sample_is_seen_once_an_epoch_across_a_resume(
     world1: RankPool, world4: RankPool, latents: Path, tmp_path: Path
 ) -> None:
