@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.attention
 	$(BIN)/python -m benchmarks.activations
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.tensor
 
 clean:
 	rm -rf $(VENV) runs data .pytest_cache .mypy_cache .ruff_cache

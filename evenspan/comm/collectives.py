@@ -215,14 +215,17 @@ def summed(x: Tensor, group: dist.ProcessGroup, *, op: Any = dist.ReduceOp.SUM) 
 
 
 def gathered(x: Tensor, dim: int, group: dist.ProcessGroup, *, length: int | None = None) -> Tensor:
-    """Every rank's `x` joined along `dim` and cut to `length`, outside autograd."""
+    """Every rank's `x` joined along `dim` and cut to `length`, contiguous, outside autograd.
+
+    Contiguous, because each linear that reads a permuted tensor would save a copy of its own for backward.
+    """
     part = x.detach().movedim(dim, 0).contiguous()
     joined = part.new_empty((part.shape[0] * group.size(), *part.shape[1:]))
     _all_gather(joined, part, group=group)
     record("all_gather", group=group, bytes_sent=size_in_bytes(part) * (group.size() - 1))
     if length is not None:
         joined = joined[:length]
-    return joined.movedim(0, dim)
+    return joined.movedim(0, dim).contiguous()
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -231,12 +234,13 @@ def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     part = whole.new_empty((whole.shape[0] // ranks, *whole.shape[1:]))
     _reduce_scatter_sum(part, whole, group=group)
     record("reduce_scatter", group=group, bytes_sent=size_in_bytes(whole) * (ranks - 1) // ranks)
-    return part.movedim(0, dim)
+    return part.movedim(0, dim).contiguous()
 
 
 def _own_part(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     whole = _filled_up(x.detach(), dim, group.size())
-    return whole.chunk(group.size(), dim=dim)[group.rank()].clone()
+    part = whole.chunk(group.size(), dim=dim)[group.rank()]
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _filled_up(x: Tensor, dim: int, ranks: int) -> Tensor:

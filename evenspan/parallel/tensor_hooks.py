@@ -118,7 +118,7 @@ class Gather(Behaviour):
         whole = self.region.gather_once(x, self.dim, self.at)
         call[call.hidden] = whole
         if self.rule.save_shard and self.region.sequence_parallel:
-            self._saving = Regathered(x, whole, dim=self.dim, group=self.region.group).hooks()
+            self._saving = Regathered(x, whole, dim=self.dim, group=self.region.group).saving()
             self._saving.__enter__()
         if not self.region.sequence_parallel and self.module.training:
             self.region.enter_rank_stream()

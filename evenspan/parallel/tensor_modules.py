@@ -36,7 +36,7 @@ class Column(Behaviour):
         whole = self.region.gather_once(x, self.dim, self.at)
         call[call.hidden] = whole
         if self.rule.save_shard and self.region.sequence_parallel:
-            self._saving = Regathered(x, whole, dim=self.dim, group=self.region.group).hooks()
+            self._saving = Regathered(x, whole, dim=self.dim, group=self.region.group).saving()
             self._saving.__enter__()
 
     def finish(self) -> None:
