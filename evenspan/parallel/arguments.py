@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +31,10 @@ class Call:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call, with its hidden state found: the first positional tensor of floats or else a keyword."""
+        """The call, with its hidden state found: the first positional tensor of floats or else a keyword.
+
+        Without floats it is the first tensor: token ids of an embedding.
+        """
         return cls(list(args), dict(kwargs), _find_hidden(args, kwargs))
 
     def __getitem__(self, key: int | str) -> Any:
@@ -137,16 +142,53 @@ def _check_undeclared(x: Tensor, rule: Rule, region: Region, at: str, name: str)
         )
 
 
+def on_first(output: Any, function: Callable[[Tensor], Tensor], at: str) -> Any:
+    """The output with `function` of its hidden state in place: itself, or its first tensor of floats.
+
+    Tuples, lists, mappings and dataclasses keep their kind and everything else. Raises P118 without one.
+    """
+    if isinstance(output, torch.Tensor):
+        return function(output)
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(output, tuple | list):
+        parts = list(enumerate(output))
+    elif isinstance(output, Mapping):
+        parts = list(output.items())
+    elif dataclasses.is_dataclass(output):
+        parts = [(entry.name, getattr(output, entry.name)) for entry in dataclasses.fields(output)]
+    key = next((key for key, value in parts if _is_floats(value)), None)
+    if key is None:
+        raise PlanError(
+            "P118",
+            f"{at} returned a {type(output).__name__} without a hidden state",
+            hint="return it as a tensor, or as the first tensor of a tuple, dict or dataclass",
+        )
+    return _with_part(output, key, function(dict(parts)[key]))
+
+
+def _with_part(output: Any, key: Any, value: Tensor) -> Any:
+    if isinstance(output, tuple):
+        items = (*output[:key], value, *output[key + 1 :])
+        return type(output)(*items) if hasattr(output, "_fields") else items
+    if isinstance(output, list | Mapping):
+        changed: Any = copy.copy(output)
+        changed[key] = value
+        return changed
+    return dataclasses.replace(output, **{key: value})
+
+
+def _is_floats(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
 def _find_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
-    for position, value in enumerate(args):
-        if isinstance(value, torch.Tensor):
-            return position
+    positions = [position for position, value in enumerate(args) if isinstance(value, torch.Tensor)]
+    if positions:
+        floats = [position for position in positions if _is_floats(args[position])]
+        named = [name for name in HIDDEN_NAMES if _is_floats(kwargs.get(name))]
+        return (floats or named or positions)[0]
     for name in HIDDEN_NAMES:
         if isinstance(kwargs.get(name), torch.Tensor):
             return name
-    floats = [
-        name
-        for name, value in kwargs.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-    ]
-    return floats[0] if len(floats) == 1 else None
+    only = [name for name, value in kwargs.items() if _is_floats(value)]
+    return only[0] if len(only) == 1 else None

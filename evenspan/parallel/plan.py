@@ -45,9 +45,10 @@ class Mode(StrEnum):
     GATHER_OUTPUT = "gather_output"
     """Output joined from shards, for work that every rank repeats: the exit of the region."""
     REPLICATED = "replicated"
-    """Every rank repeats this module on the same whole input."""
+    """Every rank repeats this module on the same whole input, and what follows from its output."""
     HEAD_NORM = "head_norm"
-    """Whole parameters applied to this rank's heads or features; gradients are summed over the ranks."""
+    """Whole parameters that work on, or for, this rank's heads or features; gradients are summed over the
+    ranks."""
     WIDTH_NORM = "width_norm"
     """RMS norm over a width that is split over the ranks; the mean square is over the whole width."""
     VOCAB = "vocab"
@@ -113,6 +114,8 @@ class Plan:
     postprocessors: Mapping[str, Postprocessor]
     sequence_parallel: bool
     sequence_dim: int
+    on_shards: tuple[tuple[str, str], ...] = ()
+    """Owner and child of what works on shards with sequence parallelism, also when it is off."""
 
 
 def parse_plan(model_class: type[nn.Module], *, sequence_parallel: bool) -> Plan:
@@ -132,17 +135,32 @@ def parse_plan(model_class: type[nn.Module], *, sequence_parallel: bool) -> Plan
             hint="write 1 for [batch, sequence, hidden], 0 for [sequence, batch, hidden]",
         )
     merged: dict[tuple[str, str], Rule] = {}
+    on_shards: list[tuple[str, str]] = []
     for attribute, plan in ((TP_PLAN, tensor_plan), (SP_PLAN, sequence_plan)):
         for rule in _rules(plan, attribute=f"{name}.{attribute}", dim=dim):
+            if rule.mode in SP_ONLY:
+                on_shards.append((rule.owner, rule.child))
             if sequence_parallel or rule.mode not in SP_ONLY:
                 merged[rule.owner, rule.child] = rule
+    if not sequence_parallel:
+        on_shards += _shard_entries(_mapping(model_class, SP_PLAN))
     return Plan(
         model_class=name,
         rules=tuple(merged.values()),
         postprocessors=_postprocessors(model_class),
         sequence_parallel=sequence_parallel,
         sequence_dim=dim,
+        on_shards=tuple(on_shards),
     )
+
+
+def _shard_entries(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a sequence-parallel plan that is not used now says of shards; it is checked when it is used."""
+    for owner, children in plan.items():
+        for child, value in children.items() if isinstance(children, Mapping) else ():
+            mode = value.get("mode") if isinstance(value, Mapping) else value
+            if isinstance(mode, str) and mode.lower() in SP_ONLY:
+                yield str(owner), "" if child == "self" else str(child)
 
 
 def _rules(plan: Mapping[str, Any], *, attribute: str, dim: int) -> Iterator[Rule]:

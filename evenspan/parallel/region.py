@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +24,22 @@ from evenspan.comm.collectives import (
 )
 from evenspan.errors import PlanError
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+REMEMBERED = 4096
+"""How many forwards, and calls of repeated modules, can be recomputed in backward: the latest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A gathered tensor and what it was gathered of."""
+
+    shard: weakref.ref[Tensor]
+    whole: weakref.ref[Tensor]
+    at: tuple[object, ...]
+    whole_version: int
+
 
 @dataclass(slots=True)
 class Region:
@@ -29,6 +48,9 @@ class Region:
     A shard is this rank's part of a tensor along the sequence dim, [B, T / ranks, ...] for dim 1. Lengths
     that the ranks do not divide are legal with `padding`: the last shards end in zeros, which no gather
     returns.
+
+    A block that is recomputed in backward runs outside of any forward, but with the random state of its own:
+    the seed of this rank's stream tells which forward it belongs to.
     """
 
     group: dist.ProcessGroup
@@ -36,13 +58,19 @@ class Region:
     padding: bool = False
     inside: bool = False
     """Whether the forward that runs now is between entry and exit."""
-    lengths: dict[int, int] = field(default_factory=dict)
-    """Whole length by shard length, of what this forward cut."""
     running: bool = False
     """Whether a forward of the whole model runs; a block recomputed in backward runs outside of one."""
-    _last: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+    _lengths: dict[int, int] = field(default_factory=dict)
+    _lengths_of: OrderedDict[int, dict[int, int]] = field(default_factory=OrderedDict)
+    _last: _Gathered | None = None
     _kept: Tensor | None = None
     _replicated_rng: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    _repeated: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Region:
+        """A region of its own over the same ranks, for a copied model."""
+        del memo
+        return Region(self.group, self.sequence_parallel, self.padding)
 
     @property
     def ranks(self) -> int:
@@ -52,7 +80,7 @@ class Region:
     def begin(self) -> None:
         """A forward of the whole model starts."""
         self.inside, self.running = False, True
-        self.lengths.clear()
+        self._lengths = {}
         self._last = self._kept = None
 
     def end(self) -> None:
@@ -60,6 +88,28 @@ class Region:
         self.inside = self.running = False
         self._last = self._kept = None
         self.leave_rank_stream(all_levels=True)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Whole length by shard length, of what this forward cut, or the one that is recomputed."""
+        if self.running or not self._lengths_of:
+            return self._lengths
+        return self._lengths_of.get(torch.initial_seed(), self._lengths)
+
+    def is_inside(self) -> bool:
+        """Whether what runs now is between entry and exit, also when it is recomputed."""
+        return self.inside if self.running else torch.initial_seed() in self._lengths_of
+
+    def enter(self) -> None:
+        """From here on tensors are shards."""
+        self.inside = True
+        seed = self.enter_rank_stream()
+        _remember(self._lengths_of, seed, self._lengths)
+
+    def leave(self) -> None:
+        """From here on tensors are whole."""
+        self.inside = False
+        self.leave_rank_stream()
 
     # -- boundaries ---------------------------------------------------------------------------------------
 
@@ -97,10 +147,17 @@ class Region:
 
     def gather_once(self, x: Tensor, dim: int, at: str) -> Tensor:
         """`gather`, or `copy` without sequence parallelism; the same tensor again for the same `x`."""
-        if self._last is not None and self._last[0]() is x and (known := self._last[1]()) is not None:
+        at_now = (dim, _version(x), torch.is_grad_enabled())
+        if (
+            self._last is not None
+            and self._last.shard() is x
+            and self._last.at == at_now
+            and (known := self._last.whole()) is not None
+            and _version(known) == self._last.whole_version
+        ):
             return known
         whole = self.gather(x, dim, at) if self.sequence_parallel else self.copy(x)
-        self._last = (weakref.ref(x), weakref.ref(whole))
+        self._last = _Gathered(weakref.ref(x), weakref.ref(whole), at_now, _version(whole))
         # Held until the next one, so that readers that save nothing for backward share it too.
         self._kept = whole if self.running else None
         return whole
@@ -142,11 +199,16 @@ class Region:
 
     # -- randomness ---------------------------------------------------------------------------------------
 
-    def enter_rank_stream(self) -> None:
-        """Draw from a stream of this rank's own until `leave_rank_stream`; the common one moves one draw."""
-        seed = int(torch.randint(0, 2**62, ()).item())
+    def enter_rank_stream(self) -> int:
+        """Draw from a stream of this rank's own until `leave_rank_stream`; the common one moves one draw.
+
+        Returns the seed of this rank's stream.
+        """
+        common = _draw_seed()
         self._replicated_rng.append(_rng_state())
-        torch.manual_seed((seed + 0x9E3779B97F4A7C15 * (self.group.rank() + 1)) % 2**63)
+        seed = (common + 0x9E3779B97F4A7C15 * (self.group.rank() + 1)) % 2**63
+        torch.manual_seed(seed)
+        return seed
 
     def leave_rank_stream(self, *, all_levels: bool = False) -> None:
         """Back to the stream that all tensor ranks share."""
@@ -157,16 +219,22 @@ class Region:
 
     @contextmanager
     def common_stream(self) -> Iterator[None]:
-        """Draws inside are the same on all tensor ranks, even within a rank's own stream."""
-        if not self._replicated_rng:
+        """Draws inside are the same on all tensor ranks, even within a rank's own stream, or recomputed."""
+        own = _rng_state()
+        here = _digest(own)
+        seed = None if self.running else self._repeated.get(here)
+        if seed is None and self._replicated_rng:
+            _set_rng_state(self._replicated_rng[-1])
+            seed = _draw_seed()
+            self._replicated_rng[-1] = _rng_state()
+            _remember(self._repeated, here, seed)
+        if seed is None:
             yield
             return
-        own = _rng_state()
-        _set_rng_state(self._replicated_rng[-1])
+        torch.manual_seed(seed)
         try:
             yield
         finally:
-            self._replicated_rng[-1] = _rng_state()
             _set_rng_state(own)
 
 
@@ -179,6 +247,29 @@ def expect_dim(x: Tensor, dim: int, at: str) -> None:
             hint=f"write SEQUENCE_PARALLEL_SEQUENCE_DIM from 0 to {x.dim() - 2}; "
             "1 for [batch, sequence, hidden], 0 for [sequence, batch, hidden]",
         )
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > REMEMBERED:
+        table.popitem(last=False)
+
+
+def _draw_seed() -> int:
+    return int(torch.randint(0, 2**62, (), device="cpu").item())
+
+
+def _digest(state: tuple[Tensor, Tensor | None]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in state:
+        if part is not None:
+            digest.update(part.numpy().tobytes())
+    return digest.digest()
 
 
 def _rng_state() -> tuple[Tensor, Tensor | None]:

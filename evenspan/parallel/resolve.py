@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from evenspan.errors import PlanError, nearest
-from evenspan.parallel.plan import SP_ONLY, Mode, Plan, Postprocessor, Rule
+from evenspan.parallel.plan import Mode, Plan, Postprocessor, Rule
 
 WEIGHT_DIMS: dict[Mode, int] = {
     Mode.COL: 0,
@@ -93,7 +93,7 @@ def resolve_plan(plan: Plan, model: nn.Module, *, ranks: int) -> ResolvedPlan:
         _check_fit(planned, ranks=ranks)
     if plan.sequence_parallel:
         _check_entry(plan, found)
-    modules = _with_gathers(model, found)
+    modules = _with_gathers(plan, model, found)
     _check_ties(model, modules)
     return ResolvedPlan(plan=plan, modules=modules, postprocessed=_postprocessed(plan, model, classes))
 
@@ -191,7 +191,9 @@ def _check_entry(plan: Plan, found: Mapping[int, PlannedModule]) -> None:
         )
 
 
-def _with_gathers(model: nn.Module, found: Mapping[int, PlannedModule]) -> tuple[PlannedModule, ...]:
+def _with_gathers(
+    plan: Plan, model: nn.Module, found: Mapping[int, PlannedModule]
+) -> tuple[PlannedModule, ...]:
     """The planned modules deepest first, with a gather on the parent of column linears that name none.
 
     The parent, not each linear, so that a module which reshapes by the length of its input sees the whole
@@ -199,7 +201,12 @@ def _with_gathers(model: nn.Module, found: Mapping[int, PlannedModule]) -> tuple
     """
     by_path = dict(model.named_modules())
     planned = dict(found)
-    on_shards = [entry.path for entry in found.values() if entry.mode in SP_ONLY]
+    on_shards = [
+        ".".join(filter(None, (path, child)))
+        for path, module in by_path.items()
+        for owner, child in plan.on_shards
+        if _is(module, owner)
+    ]
     for entry in found.values():
         if entry.mode is not Mode.COL or _gatherer(entry.path, by_path, planned) is not None:
             continue

@@ -5,8 +5,8 @@ Megatron-LM's tensor and sequence parallelism (arXiv 1909.08053, 2205.05198), de
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +16,7 @@ from evenspan.parallel.arguments import Call
 from evenspan.parallel.plan import Mode, parse_plan
 from evenspan.parallel.region import Region
 from evenspan.parallel.replicated import Completion, Ledger
-from evenspan.parallel.resolve import ResolvedPlan, resolve_plan
+from evenspan.parallel.resolve import PlannedModule, ResolvedPlan, resolve_plan
 from evenspan.parallel.sharded import split_parameters
 from evenspan.parallel.tensor_hooks import (
     Behaviour,
@@ -61,14 +61,12 @@ class TensorParallel:
         self.resolved = resolved
         self.region = region
         self.split = split
-        self.ledger = Ledger(region.group)
+        unknown = Completion.SUM if region.sequence_parallel else Completion.NONE
+        self.ledger = Ledger(region.group, unknown=unknown)
 
     def bind(self, model: nn.Module) -> None:
         """Hold the model's parameters as they are now; call after FSDP2 has replaced them."""
         self.ledger.bind(model, split=self.split)
-
-
-_APPLIED: WeakKeyDictionary[nn.Module, TensorParallel] = WeakKeyDictionary()
 
 
 def apply_tensor_plan(
@@ -81,7 +79,7 @@ def apply_tensor_plan(
 
     Raises PlanError: P101 to P110, P113 and P117; at the forward P107, P111, P112, P114, P116 and P118.
     """
-    if model in _APPLIED:
+    if applied_plan(model) is not None:
         raise PlanError(
             "P110",
             f"{type(model).__name__} has its tensor plan applied already",
@@ -103,23 +101,35 @@ def apply_tensor_plan(
     for _, module, function in resolved.postprocessed:
         function(module, mesh)
     applied.bind(model)
-    _APPLIED[model] = applied
     return applied
 
 
 def applied_plan(model: nn.Module) -> TensorParallel | None:
-    """The plan at work on `model`, if any."""
-    return _APPLIED.get(model)
+    """The plan at work on `model` or on the first module inside of it that has one, if any."""
+    return next((applied for _, applied in _applied_plans(model)), None)
 
 
-def complete_gradients(model: nn.Module) -> int:
+def _applied_plans(model: nn.Module) -> Iterator[tuple[nn.Module, TensorParallel]]:
+    """Read from the hooks, which stay with a model that is wrapped or copied."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, _Begin):
+                yield module, hook.applied
+
+
+def complete_gradients(model: nn.Module, *, compare: bool = True) -> int:
     """Sum over the tensor ranks the gradients of which each rank holds a part; how many there were.
 
-    Call once per optimizer step, after the last backward and before clipping. A collective when `model` has a
-    tensor plan, nothing otherwise. Raises P115 when called again for the same gradients.
+    Call once per optimizer step, after the last backward and before clipping. A collective when `model`, or a
+    module inside of it, has a tensor plan, nothing otherwise. With `compare` the first call makes sure that
+    the other replicated gradients are equal on all ranks. Raises P115 when called again for the same
+    gradients, P119 for gradients that should be equal and are not.
     """
-    applied = _APPLIED.get(model)
-    return 0 if applied is None else applied.ledger.complete()
+    count = 0
+    for module, applied in _applied_plans(model):
+        applied.bind(module)
+        count += applied.ledger.complete(compare=compare)
+    return count
 
 
 def complete_gradients_by_hook(model: nn.Module) -> None:
@@ -127,8 +137,8 @@ def complete_gradients_by_hook(model: nn.Module) -> None:
 
     Call once, after FSDP2. Raises P115 when called twice.
     """
-    applied = _APPLIED.get(model)
-    if applied is not None:
+    for module, applied in _applied_plans(model):
+        applied.bind(module)
         applied.ledger.install_hooks()
 
 
@@ -138,6 +148,7 @@ def check_unplanned(resolved: ResolvedPlan) -> None:
     There each rank works on its own features, and only the plan can say whether a gradient is a part.
     """
     planned = {id(entry.module) for entry in resolved.modules if entry.mode is not Mode.GATHER}
+    planned |= {id(module) for entry in resolved.modules for _, module in _belonging(entry, resolved.modules)}
     for site in resolved.modules:
         if site.mode is not Mode.GATHER:
             continue
@@ -148,25 +159,36 @@ def check_unplanned(resolved: ResolvedPlan) -> None:
                     "P113",
                     f"{path} ({type(module).__name__}) holds {', '.join(own)} below {site.path}, "
                     "whose linears are split, but no entry plans it",
-                    hint='plan it as "head_norm" if it works on this rank\'s heads or features, '
-                    'as "replicated" if every rank repeats it',
+                    hint='plan it as "head_norm" if it works on this rank\'s heads or features, or for them; '
+                    'as "replicated" if every rank repeats it and uses it alike',
                 )
+
+
+def _belonging(entry: PlannedModule, planned: tuple[PlannedModule, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """The planned module, and what else its entry speaks of: the whole of a compound norm."""
+    yield entry.path, entry.module
+    if entry.mode not in (Mode.HEAD_NORM, Mode.REPLICATED):
+        return
+    others = {id(other.module) for other in planned}
+    for path, module in entry.module.named_modules(prefix=entry.path):
+        if id(module) not in others:
+            yield path, module
 
 
 def _note_planned(applied: TensorParallel) -> None:
     sequence_parallel = applied.region.sequence_parallel
     for entry in applied.resolved.modules:
-        names = [
-            f"{entry.path}.{name}".lstrip(".") for name, _ in entry.module.named_parameters(recurse=False)
-        ]
+        if entry.mode in _WATCHED:
+            continue
         if entry.mode is Mode.HEAD_NORM or (sequence_parallel and entry.mode in (Mode.SEQUENCE, Mode.ROW)):
             completion = Completion.SUM
         else:
             completion = Completion.NONE
-        if entry.mode is Mode.ROW:
-            names = [name for name in names if name not in applied.split]
-        for name in names if entry.mode not in _WATCHED else ():
-            applied.ledger.note(name, completion)
+        for path, module in _belonging(entry, applied.resolved.modules):
+            for own in _used_parameters(module):
+                name = f"{path}.{own}".lstrip(".")
+                if entry.mode is not Mode.ROW or name not in applied.split:
+                    applied.ledger.note(name, completion)
 
 
 _WATCHED = frozenset({Mode.SPLIT, Mode.ENTER, Mode.GATHER_OUTPUT, Mode.GATHER})
@@ -174,14 +196,30 @@ _WATCHED = frozenset({Mode.SPLIT, Mode.ENTER, Mode.GATHER_OUTPUT, Mode.GATHER})
 
 
 def _watch_unplanned(applied: TensorParallel, model: nn.Module) -> None:
-    planned = {id(entry.module) for entry in applied.resolved.modules if entry.mode not in _WATCHED}
+    planned = {
+        id(module)
+        for entry in applied.resolved.modules
+        if entry.mode not in _WATCHED
+        for _, module in _belonging(entry, applied.resolved.modules)
+    }
     for path, module in model.named_modules():
-        names = [f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)]
+        names = [f"{path}.{name}".lstrip(".") for name in _used_parameters(module)]
         if names and id(module) not in planned and module is not model:
             module.register_forward_pre_hook(_Watch(applied, path, names), with_kwargs=True)
         elif module is model:
             for name in names:
                 applied.ledger.note(name, Completion.NONE)
+
+
+def _used_parameters(module: nn.Module) -> Iterator[str]:
+    """The parameters that the module's own forward uses: those in lists and dicts of parameters too."""
+    if isinstance(module, nn.ParameterList | nn.ParameterDict):
+        return  # never called
+    for name, _ in module.named_parameters(recurse=False):
+        yield name
+    for name, child in module.named_children():
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield from (f"{name}.{key}" for key, _ in child.named_parameters())
 
 
 class _Watch:
@@ -214,12 +252,12 @@ class _Watch:
 
 class _Begin:
     def __init__(self, applied: TensorParallel) -> None:
-        self._applied = applied
+        self.applied = applied
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         del module, args
-        self._applied.region.begin()
-        self._applied.ledger.forget_zeroed()
+        self.applied.region.begin()
+        self.applied.ledger.forget_zeroed()
 
 
 class _End:

@@ -13,7 +13,7 @@ from torch import nn
 
 from evenspan.comm.collectives import divide_gradient
 from evenspan.errors import PlanError
-from evenspan.parallel.arguments import Call, argument_names, lay_out_arguments
+from evenspan.parallel.arguments import Call, argument_names, lay_out_arguments, on_first
 from evenspan.parallel.plan import Mode
 from evenspan.parallel.region import Region
 from evenspan.parallel.resolve import PlannedModule
@@ -90,7 +90,7 @@ class Split(Behaviour):
 
     def after(self, output: Any) -> Any:
         """Cut the output."""
-        shard = on_first(output, lambda x: self.region.split(x, self.dim, self.at))
+        shard = on_first(output, lambda x: self.region.split(x, self.dim, self.at), self.at)
         enter_region(self.region)
         return shard
 
@@ -100,7 +100,7 @@ class GatherOutput(Behaviour):
 
     def after(self, output: Any) -> Any:
         """Join the output."""
-        whole = on_first(output, lambda x: self.region.gather(x, self.dim, self.at, repeated=True))
+        whole = on_first(output, lambda x: self.region.gather(x, self.dim, self.at, repeated=True), self.at)
         leave_region(self.region)
         return whole
 
@@ -145,7 +145,7 @@ class Replicated(Behaviour):
         assert call.hidden is not None
         if self.covered:
             call[call.hidden] = divide_gradient(x, ranks=self.region.ranks)
-        elif self.region.inside:
+        elif self.region.is_inside():
             raise PlanError(
                 "P116",
                 f"{self.at} is planned as replicated, but got a shard: {list(x.shape)}",
@@ -164,19 +164,10 @@ class Replicated(Behaviour):
 def enter_region(region: Region) -> None:
     """From here on tensors are shards, and each rank draws random numbers of its own."""
     if region.running and not region.inside:
-        region.inside = True
-        region.enter_rank_stream()
+        region.enter()
 
 
 def leave_region(region: Region) -> None:
     """From here on every rank does the same work."""
     if region.running and region.inside:
-        region.inside = False
-        region.leave_rank_stream()
-
-
-def on_first(output: Any, function: Any) -> Any:
-    """`function` of a tensor, or of the first element of a tuple."""
-    if isinstance(output, tuple):
-        return (function(output[0]), *output[1:])
-    return function(output)
+        region.leave()

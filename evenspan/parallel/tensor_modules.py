@@ -30,7 +30,7 @@ class Column(Behaviour):
             return
         x = call.hidden_state(self.at)
         assert call.hidden is not None
-        if self.region.sequence_parallel and not self.region.inside and self.rule.mode is not Mode.COL:
+        if self.region.sequence_parallel and not self.region.is_inside() and self.rule.mode is not Mode.COL:
             call[call.hidden] = self.region.copy(x)  # a head behind the region's exit
             return
         whole = self.region.gather_once(x, self.dim, self.at)
@@ -102,12 +102,12 @@ class Vocabulary(Behaviour):
     def before(self, call: Call) -> None:
         """Turn global token ids into local ones; foreign ones look up row 0 for now."""
         show_local(self.module, self.dims)
-        key = call.hidden
-        assert key is not None
+        ids = call.hidden_state(self.at)
+        assert call.hidden is not None
         rows = local_weight(self.module).shape[0]
-        local_ids = call[key] - rows * self.region.group.rank()
+        local_ids = ids - rows * self.region.group.rank()
         self._foreign = (local_ids < 0) | (local_ids >= rows)
-        call[key] = local_ids.masked_fill(self._foreign, 0)
+        call[call.hidden] = local_ids.masked_fill(self._foreign, 0)
         self._padding = self.module.padding_idx  # type: ignore[assignment]
         if self._padding is not None:
             own = self._padding - rows * self.region.group.rank()
