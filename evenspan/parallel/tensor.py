@@ -184,11 +184,15 @@ def _note_planned(applied: TensorParallel) -> None:
             completion = Completion.SUM
         else:
             completion = Completion.NONE
-        for path, module in _belonging(entry, applied.resolved.modules):
-            for own in _used_parameters(module):
-                name = f"{path}.{own}".lstrip(".")
-                if entry.mode is not Mode.ROW or name not in applied.split:
-                    applied.ledger.note(name, completion)
+        for name in _names_of(entry, applied.resolved.modules):
+            if entry.mode is not Mode.ROW or name not in applied.split:
+                applied.ledger.note(name, completion)
+
+
+def _names_of(entry: PlannedModule, planned: tuple[PlannedModule, ...]) -> Iterator[str]:
+    for path, module in _belonging(entry, planned):
+        for own in _used_parameters(module):
+            yield f"{path}.{own}".lstrip(".")
 
 
 _WATCHED = frozenset({Mode.SPLIT, Mode.ENTER, Mode.GATHER_OUTPUT, Mode.GATHER})
