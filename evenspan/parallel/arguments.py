@@ -169,7 +169,8 @@ def on_first(output: Any, function: Callable[[Tensor], Tensor], at: str) -> Any:
 def _with_part(output: Any, key: Any, value: Tensor) -> Any:
     if isinstance(output, tuple):
         items = (*output[:key], value, *output[key + 1 :])
-        return type(output)(*items) if hasattr(output, "_fields") else items
+        named = inspect.getattr_static(type(output), "_fields", None) is not None
+        return type(output)(*items) if named else items
     if isinstance(output, list | Mapping):
         changed: Any = copy.copy(output)
         changed[key] = value
