@@ -180,7 +180,7 @@ class Ledger:
             part.copy_(known.values + summed(part - known.values, self.group))
         else:
             part.copy_(summed(part, self.group))
-        self._by_hook[name] = _Completed(weakref.ref(gradient), part.clone(), part._version)
+        self._by_hook[name] = _Completed(weakref.ref(gradient), part.clone(), _versions(gradient))
 
 
 @dataclass(slots=True)
@@ -189,14 +189,19 @@ class _Completed:
 
     gradient: weakref.ref[Tensor]
     values: Tensor
-    version: int
+    versions: tuple[int, int]
 
     def follow(self) -> None:
         """Between backwards the loop may have zeroed or scaled the gradient in place: still complete."""
         gradient = self.gradient()
-        if gradient is not None and local(gradient)._version != self.version:
+        if gradient is not None and _versions(gradient) != self.versions:
             self.values = local(gradient).clone()
-            self.version = local(gradient)._version
+            self.versions = _versions(gradient)
+
+
+def _versions(gradient: Tensor) -> tuple[int, int]:
+    """How often it was written to: a distributed tensor and its local part count apart."""
+    return gradient._version, local(gradient)._version
 
 
 class _Hook:

@@ -8,7 +8,12 @@ from torch.distributed.tensor import DTensor
 
 from evenspan.parallel.checkpointing import apply_activation_checkpointing
 from evenspan.parallel.fsdp import set_requires_gradient_sync, shard_model
-from evenspan.parallel.tensor import applied_plan, apply_tensor_plan, complete_gradients
+from evenspan.parallel.tensor import (
+    applied_plan,
+    apply_tensor_plan,
+    complete_gradients,
+    complete_gradients_by_hook,
+)
 from evenspan.parallel.vocab_loss import vocab_parallel_cross_entropy
 from evenspan.topology.degrees import Degrees
 from evenspan.topology.mesh import build_topology
@@ -77,10 +82,19 @@ def parity(ctx, degrees: dict, options: dict, run: dict) -> dict[str, float]:
     )
     if run["fsdp"]:
         shard_model(model, topology, blocks=model.layers, mixed_precision="fp64")
-    applied.bind(model)
+    if run.get("hook"):
+        complete_gradients_by_hook(model)
     mine = batches(replicas, count=run["count"], length=run["length"])[topology.coordinates.dp]
     errors = {}
     group = topology.tensor_mesh.get_group()
+    if run.get("zeroed"):  # gradients of before, which zero_grad leaves in place
+        for _ in range(2):
+            loss_sum(model, *mine[0], group).backward()
+            for parameter in model.parameters():
+                parameter.grad.mul_(0.5)
+        if not run.get("hook"):
+            complete_gradients(model)
+        model.zero_grad(set_to_none=False)
     for micro, batch in enumerate(mine):
         if not run["sync"]:
             set_requires_gradient_sync(model, micro == len(mine) - 1)
@@ -90,7 +104,8 @@ def parity(ctx, degrees: dict, options: dict, run: dict) -> dict[str, float]:
         if topology.dp_group is not None:
             torch.distributed.all_reduce(total, group=topology.dp_group)
         errors[f"loss {micro}"] = abs(total.item() - losses[micro]) / abs(losses[micro])
-    complete_gradients(model)
+    if not run.get("hook"):
+        complete_gradients(model)
     assert applied_plan(model) is applied
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

@@ -19,6 +19,10 @@ TENSOR2 = [
     ({"tensor": 2}, {}, {"checkpointing": "full", "count": 2}),
     ({"tensor": 2}, {}, {"checkpointing": "selective"}),
     ({"tensor": 2}, {"sequence_first": True}, {"checkpointing": "full", "length": 7, "padding": True}),
+    *[({"tensor": 2}, {}, {"hook": True, "count": count, "fsdp": count != 2}) for count in (1, 2, 3)],
+    ({"tensor": 2}, {}, {"hook": True, "count": 2, "sp": False}),
+    ({"tensor": 2}, {}, {"hook": True, "count": 2, "zeroed": True}),
+    ({"tensor": 2}, {}, {"count": 2, "zeroed": True}),
 ]
 TENSOR4 = [
     ({"tensor": 4}, {}, {"count": 2}),
@@ -29,6 +33,8 @@ TENSOR4 = [
     ({"tensor": 2, "shard": 2}, {"tied": False}, {"sp": False, "count": 2}),
     ({"tensor": 2, "shard": 2}, {"sequence_first": True}, {"length": 9, "padding": True}),
     ({"tensor": 2, "replicate": 2}, {}, {"count": 2}),
+    *[({"tensor": 2, "shard": 2}, {}, {"hook": True, "count": count}) for count in (1, 2, 3)],
+    ({"tensor": 2, "shard": 2}, {}, {"hook": True, "count": 3, "sync": False}),
 ]
 
 
