@@ -10,16 +10,16 @@ from evenspan.check.registry import Broken, Run, rule
 AT = "data.data_path"
 
 
-@rule("D401", "data-exists", reads=(AT,))
+@rule("D401", "data-exists", reads=(AT,), task="video")
 def data_exists(run: Run) -> Iterator[Broken]:
     """A path that is not there is found now, not after the model was built."""
-    path = Path(run.config.data.data_path)
+    path = Path(run.video.data.data_path)
     if run.check_paths and not _is_dir(path):
         what = _what_is_there(path)
         parent = _nearest_parent(path.absolute())
         hint = (
             f"give a directory with video/ and caption/ ({parent} exists), "
-            f"or write one: evenspan data demo {run.config.data.data_path}"
+            f"or write one: evenspan data demo {run.video.data.data_path}"
         )
         yield Broken(at=AT, fact=f"{str(path)!r} {what}", hint=hint)
 
@@ -42,13 +42,13 @@ def _nearest_parent(path: Path) -> Path:
     return next(parent for parent in path.parents if _is_dir(parent))
 
 
-@rule("D402", "data-has-samples", reads=(AT, "data.kind"))
+@rule("D402", "data-has-samples", reads=(AT, "data.kind"), task="video")
 def data_has_samples(run: Run) -> Iterator[Broken]:
     """An empty folder, or one laid out otherwise, gives no sample to train on."""
-    path = Path(run.config.data.data_path)
+    path = Path(run.video.data.data_path)
     if not run.check_paths or not _is_dir(path):
         return  # D401 has said so
-    if run.config.data.kind == "latents":
+    if run.video.data.kind == "latents":
         if next(path.glob("*.safetensors"), None) is None:
             yield Broken(
                 at=AT, fact=f"{str(path)!r} holds no .safetensors file", hint="or set data.kind: video"

@@ -7,7 +7,9 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from evenspan.check.registry import Broken, Run, one_of, rule
+from evenspan.config.text_schema import TextRunConfig
 from evenspan.errors import ModelError, nearest
+from evenspan.model.decoder_config import DECODER_PRESETS, DecoderConfig
 from evenspan.topology.degrees import divisors
 
 if TYPE_CHECKING:
@@ -20,20 +22,30 @@ OVERRIDES = "model_kwargs.overrides"
 @rule("M101", "unknown-model", reads=(NAME,))
 def known_model(run: Run) -> Iterator[Broken]:
     """A preset fixes every size of the network, so its name must be one we know."""
+    error = _name_error(run)
+    if error is not None:
+        yield Broken(at=NAME, fact=error.fact, hint=error.hint)
+
+
+def _name_error(run: Run) -> ModelError | None:
     from evenspan.model.presets import model_preset
 
+    if isinstance(run.config, TextRunConfig):
+        wrong = isinstance(run.decoder, ModelError) and run.decoder.code == "M101"
+        return run.decoder if wrong else None  # type: ignore[return-value]
     try:
         model_preset(run.config.model_kwargs.model_name)
     except ModelError as error:
-        yield Broken(at=NAME, fact=error.fact, hint=error.hint)
+        return error
+    return None
 
 
 @rule("M301", "ranks-divide-heads", reads=("sequence_parallel_size", NAME, OVERRIDES))
 def ranks_divide_heads(run: Run) -> Iterator[Broken]:
     """Inside attention each context rank holds heads / ranks heads; a remainder has no owner."""
-    if run.model is None or run.model.num_attention_heads % run.context == 0:
+    if run.sizes is None or run.sizes.heads % run.context == 0:
         return
-    heads = run.model.num_attention_heads
+    heads = run.sizes.heads
     legal = [size for size in divisors(heads) if not (run.world_size or size) % size]
     world = f" and {run.world_size} ranks" if run.world_size else ""
     yield Broken(
@@ -44,23 +56,28 @@ def ranks_divide_heads(run: Run) -> Iterator[Broken]:
     )
 
 
-@rule("M302", "channels-agree", reads=("image_or_video_shape", NAME, OVERRIDES, "data.codec", "data.kind"))
+@rule(
+    "M302",
+    "channels-agree",
+    reads=("image_or_video_shape", NAME, OVERRIDES, "data.codec", "data.kind"),
+    task="video",
+)
 def channels_agree(run: Run) -> Iterator[Broken]:
     """The codec writes the channels that the shape names and the network reads."""
     if run.model is None:
         return
-    stated, read, made = run.config.channels, run.model.in_channels, run.model.out_channels
-    name = run.config.model_kwargs.model_name
-    codec = run.config.data.codec
-    written = 3 * codec.spatial**2 * codec.temporal if run.config.data.kind == "video" else read
+    stated, read, made = run.video.channels, run.model.in_channels, run.model.out_channels
+    name = run.video.model_kwargs.model_name
+    codec = run.video.data.codec
+    written = 3 * codec.spatial**2 * codec.temporal if run.video.data.kind == "video" else read
     codec_text = f"codec {codec.name} (spatial {codec.spatial}, temporal {codec.temporal}) writes {written}"
     if made != read:
         fact = f"the model reads {read} channels and writes {made}"
         yield Broken(at=OVERRIDES, fact=fact, hint=f"override in_channels and out_channels with {stated}")
     if stated != read:
-        also = f" and {codec_text}" if written != stated and run.config.data.kind == "video" else ""
+        also = f" and {codec_text}" if written != stated and run.video.data.kind == "video" else ""
         fact = f"{stated} latent channels, but {name} reads {read}{also}"
-        shape = list(run.config.image_or_video_shape)
+        shape = list(run.video.image_or_video_shape)
         shape[2] = read
         yield Broken(at="image_or_video_shape", fact=fact, hint=f"use {read} channels: {shape}")
     if written != read and (written != stated or stated == read):
@@ -117,9 +134,12 @@ def override_values_fit(run: Run) -> Iterator[Broken]:
         yield Broken(at=OVERRIDES, fact=error.fact, hint=error.hint)
 
 
-def _preset(run: Run) -> WanConfig | None:
+def _preset(run: Run) -> WanConfig | DecoderConfig | None:
     from evenspan.model.presets import model_preset
 
+    if isinstance(run.config, TextRunConfig):
+        wanted = run.config.model_kwargs
+        return None if wanted.model_path else DECODER_PRESETS.get(wanted.model_name)
     try:
         return model_preset(run.config.model_kwargs.model_name)
     except ModelError:

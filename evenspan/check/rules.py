@@ -6,17 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evenspan.check import data_rules, model_rules, run_rules, shape_rules, topology_rules
+from evenspan.check import (
+    data_rules,
+    model_rules,
+    run_rules,
+    shape_rules,
+    tensor_rules,
+    text_rules,
+    topology_rules,
+)
 from evenspan.check.registry import Rule, Run
 from evenspan.config.load import read_config
-from evenspan.config.schema import RunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.errors import ConfigError, Finding
 
 RULES: tuple[Rule, ...] = (
     topology_rules.one_free_axis,
     topology_rules.degrees_fill_the_world,
-    topology_rules.no_tensor_axis_yet,
-    topology_rules.tensor_sequence_parallel_needs_tensor,
+    tensor_rules.sequence_parallel_needs_both,
     shape_rules.frames_fill_ranks_and_blocks,
     shape_rules.positions_fit_the_table,
     shape_rules.patches_cover_the_frame,
@@ -26,6 +33,16 @@ RULES: tuple[Rule, ...] = (
     model_rules.channels_agree,
     model_rules.override_values_fit,
     model_rules.overrides_are_fields,
+    tensor_rules.tensor_divides_heads,
+    tensor_rules.tensor_divides_kv_heads,
+    tensor_rules.tensor_divides_ffn,
+    tensor_rules.tensor_divides_vocabulary,
+    tensor_rules.tensor_divides_tokens,
+    text_rules.context_divides_tokens,
+    text_rules.decoder_folder,
+    text_rules.folder_has_its_sizes,
+    text_rules.documents_exist,
+    text_rules.documents_match,
     data_rules.data_exists,
     data_rules.data_has_samples,
     run_rules.teacher_forcing_is_causal,
@@ -41,7 +58,7 @@ RULES: tuple[Rule, ...] = (
 class CheckResult:
     """A configuration and everything that is wrong with it."""
 
-    config: RunConfig | None
+    config: AnyRunConfig | None
     findings: tuple[Finding, ...]
 
     @property
@@ -49,7 +66,7 @@ class CheckResult:
         """True when no rule was broken."""
         return not self.findings
 
-    def legal_config(self) -> RunConfig:
+    def legal_config(self) -> AnyRunConfig:
         """The configuration; raises ConfigError with every finding when there is one."""
         if self.findings:
             raise ConfigError(self.findings)
@@ -57,7 +74,7 @@ class CheckResult:
         return self.config
 
 
-def check_config(config: RunConfig, *, world_size: int | None, check_paths: bool = True) -> list[Finding]:
+def check_config(config: AnyRunConfig, *, world_size: int | None, check_paths: bool = True) -> list[Finding]:
     """Every rule that `config` breaks when `world_size` ranks run it (None: not known yet)."""
     return _ask(config, frozenset(), world_size=world_size, check_paths=check_paths)
 
@@ -79,10 +96,11 @@ def check_file(
 
 
 def _ask(
-    config: RunConfig, broken: frozenset[str], *, world_size: int | None, check_paths: bool
+    config: AnyRunConfig, broken: frozenset[str], *, world_size: int | None, check_paths: bool
 ) -> list[Finding]:
     run = Run(config=config, world_size=world_size, check_paths=check_paths)
-    asked = [rule for rule in RULES if not any(_covers(read, path) for read in rule.reads for path in broken)]
+    rules = [rule for rule in RULES if rule.task in (None, config.task)]
+    asked = [rule for rule in rules if not any(_covers(read, path) for read in rule.reads for path in broken)]
     return [finding for rule in asked for finding in rule.findings(run)]
 
 

@@ -12,20 +12,22 @@ WINDOW = "model_kwargs.local_attn_size"
 SINK = "model_kwargs.sink_size"
 
 
-@rule("C010", "teacher-forcing-is-causal", reads=("algorithm.teacher_forcing", "algorithm.causal"))
+@rule(
+    "C010", "teacher-forcing-is-causal", reads=("algorithm.teacher_forcing", "algorithm.causal"), task="video"
+)
 def teacher_forcing_is_causal(run: Run) -> Iterator[Broken]:
     """Teacher forcing shows a block the clean past; without causality there is no past."""
-    if run.config.algorithm.teacher_forcing and not run.config.algorithm.causal:
+    if run.video.algorithm.teacher_forcing and not run.video.algorithm.causal:
         fact = "true, but algorithm.causal is false"
         hint = "write algorithm.causal: true, or algorithm.teacher_forcing: false"
         yield Broken(at="algorithm.teacher_forcing", fact=fact, hint=hint)
 
 
-@rule("C012", "window-has-a-past", reads=(WINDOW, SINK, "algorithm.causal"))
+@rule("C012", "window-has-a-past", reads=(WINDOW, SINK, "algorithm.causal"), task="video")
 def window_has_a_past(run: Run) -> Iterator[Broken]:
     """A window limits how far back a block sees; sinks are the frames that stay visible before it."""
-    window, sink = run.config.model_kwargs.local_attn_size, run.config.model_kwargs.sink_size
-    if window != -1 and not run.config.algorithm.causal:
+    window, sink = run.video.model_kwargs.local_attn_size, run.video.model_kwargs.sink_size
+    if window != -1 and not run.video.algorithm.causal:
         fact = f"a window of {window} frames, but algorithm.causal is false"
         yield Broken(at=WINDOW, fact=fact, hint="write -1, or algorithm.causal: true")
     if sink and window == -1:
@@ -37,12 +39,13 @@ def window_has_a_past(run: Run) -> Iterator[Broken]:
     "C013",
     "augmentation-inside-the-table",
     reads=("algorithm.noise_augmentation_max_timestep", "algorithm.num_train_timestep"),
+    task="video",
 )
 def augmentation_inside_the_table(run: Run) -> Iterator[Broken]:
     """Noise on the clean copy is drawn from the same table as the training noise."""
     largest, table = (
-        run.config.algorithm.noise_augmentation_max_timestep,
-        run.config.algorithm.num_train_timestep,
+        run.video.algorithm.noise_augmentation_max_timestep,
+        run.video.algorithm.num_train_timestep,
     )
     if largest > table:
         fact = f"timestep {largest} is outside the table of {table}"
@@ -63,17 +66,18 @@ def warm_up_ends(run: Run) -> Iterator[Broken]:
     "C015",
     "shortest-sample",
     reads=("data.min_latent_frames", "data.allow_padding", "image_or_video_shape", "num_frame_per_block"),
+    task="video",
 )
 def shortest_sample(run: Run) -> Iterator[Broken]:
     """The least length of a sample only matters where short samples are accepted, and is cut in blocks."""
-    least, block = run.config.data.min_latent_frames, run.config.num_frame_per_block
+    least, block = run.video.data.min_latent_frames, run.video.num_frame_per_block
     at = "data.min_latent_frames"
-    if least and not run.config.data.allow_padding:
-        fact = f"{least}, but data.allow_padding is false, so every sample has all {run.config.frames} frames"
+    if least and not run.video.data.allow_padding:
+        fact = f"{least}, but data.allow_padding is false, so every sample has all {run.video.frames} frames"
         yield Broken(at=at, fact=fact, hint="write 0, or data.allow_padding: true")
-    elif least > run.config.frames:
-        fact = f"{least} latent frames is more than the {run.config.frames} of a clip"
-        yield Broken(at=at, fact=fact, hint=f"use at most {run.config.frames}")
+    elif least > run.video.frames:
+        fact = f"{least} latent frames is more than the {run.video.frames} of a clip"
+        yield Broken(at=at, fact=fact, hint=f"use at most {run.video.frames}")
     elif least % block:
         fact = f"{least} latent frames is not a multiple of num_frame_per_block {block}"
         yield Broken(at=at, fact=fact, hint=f"use {one_of(around(least, block))}")

@@ -62,33 +62,4 @@ def _fits(run: Run, context: int, world_size: int) -> bool:
         solve_degrees(run.config, world_size=world_size, context=context)
     except TopologyError:
         return False
-    return run.model is None or run.model.num_attention_heads % context == 0
-
-
-@rule("T105", "no-tensor-axis-yet", reads=("parallel.mesh.tensor",))
-def no_tensor_axis_yet(run: Run) -> Iterator[Broken]:
-    """This version has no tensor plans, so ranks on the tensor axis would all do the same work."""
-    tensor = run.config.parallel.mesh.tensor
-    if tensor not in (0, 1):
-        fact = f"tensor degree {tensor}: the tensor axis is not available in this version"
-        hint = "write parallel.mesh.tensor: 1; to split a long sequence use sequence_parallel_size"
-        yield Broken(at="parallel.mesh.tensor", fact=fact, hint=hint)
-
-
-@rule(
-    "T106",
-    "tensor-sequence-parallel-needs-tensor",
-    reads=(*MESH, "parallel.backend_kwargs.sequence_parallel"),
-)
-def tensor_sequence_parallel_needs_tensor(run: Run) -> Iterator[Broken]:
-    """Tensor-mesh sequence parallelism splits what tensor parallelism leaves whole, on a sharded model."""
-    mesh = run.config.parallel.mesh
-    if not run.config.parallel.backend_kwargs.sequence_parallel:
-        return
-    if mesh.tensor == 1 or mesh.shard == 1:
-        yield Broken(
-            at="parallel.backend_kwargs.sequence_parallel",
-            fact=f"true needs parallel.mesh.tensor and parallel.mesh.shard above 1, "
-            f"but tensor is {mesh.tensor} and shard is {mesh.shard}",
-            hint="write false; a sequence split over ranks outside attention is sequence_parallel_size",
-        )
+    return run.sizes is None or run.sizes.heads % context == 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenspan.config import spellings
+from evenspan.config.spellings import FREE_DICTS, MESH_SEQUENCE, Spellings
 from evenspan.errors import Finding, nearest
 
 
@@ -21,28 +21,28 @@ class Entry:
 
 
 def entries(
-    tree: Mapping[str, Any], source: str, findings: list[Finding], prefix: str = ""
+    tree: Mapping[str, Any], source: str, findings: list[Finding], *, names: Spellings, prefix: str = ""
 ) -> Iterator[Entry]:
-    """Every setting of `tree` under its canonical path; what has none goes to `findings`."""
+    """Every setting of `tree` under its canonical path in `names`; what has none goes to `findings`."""
     for key, value in tree.items():
         written = f"{prefix}{key}"
         path = _without_alias(written)
-        if path == spellings.MESH_SEQUENCE:
+        if path == MESH_SEQUENCE:
             findings.append(_mesh_sequence(written, value))
-        elif path.rpartition(".")[0] in spellings.FREE_DICTS:
+        elif path.rpartition(".")[0] in FREE_DICTS:
             yield Entry(path=path, spelled=written, value=value, source=source)
-        elif path in spellings.known_spellings() and not (
-            isinstance(value, Mapping) and path in spellings.known_sections()
+        elif path in names.known_spellings and not (
+            isinstance(value, Mapping) and path in names.known_sections
         ):
-            yield from _canonical(path, written, value, source, findings)
-        elif (hint := spellings.refusal(path)) is not None:
-            findings.append(
-                Finding(code="C008", at=written, fact="LongLive's setting has no counterpart here", hint=hint)
-            )
-        elif path in spellings.known_sections() or "." in str(key):
-            yield from _section(written, value, source, findings)
+            yield from _canonical(path, written, value, source, findings, names=names)
+        elif (refused := names.refusal(path)) is not None:
+            whose, hint = refused
+            fact = f"{whose}'s setting has no counterpart here"
+            findings.append(Finding(code="C008", at=written, fact=fact, hint=hint))
+        elif path in names.known_sections or "." in str(key):
+            yield from _section(written, value, source, findings, names=names)
         else:
-            findings.append(_unknown(written))
+            findings.append(_unknown(written, names))
 
 
 def _without_alias(path: str) -> str:
@@ -50,24 +50,28 @@ def _without_alias(path: str) -> str:
     return f"model_kwargs.{path.removeprefix(head)}" if path.startswith(head) else path
 
 
-def _section(written: str, value: Any, source: str, findings: list[Finding]) -> Iterator[Entry]:
+def _section(
+    written: str, value: Any, source: str, findings: list[Finding], *, names: Spellings
+) -> Iterator[Entry]:
     if isinstance(value, Mapping):
-        yield from entries(value, source, findings, prefix=f"{written}.")
-    elif _without_alias(written) not in spellings.known_sections():
-        findings.append(_unknown(written))
+        yield from entries(value, source, findings, names=names, prefix=f"{written}.")
+    elif _without_alias(written) not in names.known_sections:
+        findings.append(_unknown(written, names))
     elif value is not None:
         findings.append(
             Finding(
                 code="C002",
                 at=written,
                 fact=f"{value!r} stands where a group of settings belongs",
-                hint=f"write {_listed(_children(_without_alias(written)))} below it",
+                hint=f"write {_listed(_children(_without_alias(written), names))} below it",
             )
         )
 
 
-def _canonical(path: str, written: str, value: Any, source: str, findings: list[Finding]) -> Iterator[Entry]:
-    table = spellings.translations().get(path)
+def _canonical(
+    path: str, written: str, value: Any, source: str, findings: list[Finding], *, names: Spellings
+) -> Iterator[Entry]:
+    table = names.translations.get(path)
     if table is not None:
         key = next((known for known in table if _same(known, value)), _NO_VALUE)
         if key is _NO_VALUE:
@@ -81,9 +85,7 @@ def _canonical(path: str, written: str, value: Any, source: str, findings: list[
         for canonical, translated in table[key].items():
             yield Entry(path=canonical, spelled=written, value=translated, source=source)
         return
-    canonical = (
-        path if path in spellings.canonical_paths() - {"parallel.mesh.context"} else spellings.renames()[path]
-    )
+    canonical = names.renames.get(path, path)
     if path == "parallel.mesh.context" and value is None:
         return
     yield Entry(path=canonical, spelled=written, value=value, source=source)
@@ -104,31 +106,28 @@ def _mesh_sequence(written: str, value: Any) -> Finding:
         fact=f"there is no mesh axis `sequence` (got {value!r}); two kinds of sequence parallelism exist",
         hint=(
             f"tokens split over ranks, heads exchanged inside attention: sequence_parallel_size: {value} "
-            f"(the same as parallel.mesh.context: {value}); activations split beside tensor parallelism "
-            f"(parallel.mesh.tensor: {value} with parallel.backend_kwargs.sequence_parallel: true): "
-            f"not available in this version"
+            f"(the same as parallel.mesh.context: {value}); activations split beside tensor parallelism: "
+            f"parallel.mesh.tensor: {value} with parallel.backend_kwargs.sequence_parallel: true"
         ),
     )
 
 
-def _unknown(written: str) -> Finding:
+def _unknown(written: str, names: Spellings) -> Finding:
     parent, _, name = _without_alias(written).rpartition(".")
-    near = nearest(name, _children(parent))
+    near = nearest(name, _children(parent, names))
     near = [f"{parent}.{child}" if parent else child for child in near]
-    elsewhere = sorted(path for path in spellings.known_spellings() if path.rpartition(".")[2] == name)
+    elsewhere = sorted(path for path in names.known_spellings if path.rpartition(".")[2] == name)
     hint = f"did you mean {_listed(elsewhere + near)}?" if elsewhere or near else "delete it"
     return Finding(code="C001", at=written, fact="unknown key", hint=hint)
 
 
-def _children(parent: str) -> list[str]:
+def _children(parent: str, names: Spellings) -> list[str]:
     """Names that may stand directly below `parent`."""
     prefix = f"{parent}." if parent else ""
-    names = {
-        path.removeprefix(prefix).split(".")[0]
-        for path in spellings.known_spellings()
-        if path.startswith(prefix)
+    found = {
+        path.removeprefix(prefix).split(".")[0] for path in names.known_spellings if path.startswith(prefix)
     }
-    return sorted(names)
+    return sorted(found)
 
 
 def _listed(names: Sequence[str]) -> str:

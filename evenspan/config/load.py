@@ -1,4 +1,4 @@
-"""Reads a configuration file and overrides into a RunConfig, and reports every mistake at once."""
+"""Reads a configuration file and overrides into a run's configuration, and reports every mistake at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from evenspan.config.canonical import Entry, entries, without_conflicts
 from evenspan.config.literal import literal_assignments
-from evenspan.config.schema import RunConfig
+from evenspan.config.spellings import spellings_of
+from evenspan.config.tasks import DEFAULT_TASK, SCHEMAS, AnyRunConfig, Schema
 from evenspan.config.validate import validated
-from evenspan.errors import ConfigError, Finding
+from evenspan.errors import ConfigError, Finding, nearest
 
 UNREADABLE_YAML = (YAMLError, OmegaConfBaseException, ValueError, RecursionError)
 """What reading YAML raises; ValueError comes from a number with more digits than Python converts."""
@@ -25,7 +26,7 @@ UNREADABLE_YAML = (YAMLError, OmegaConfBaseException, ValueError, RecursionError
 class Reading:
     """A configuration as far as it could be read."""
 
-    config: RunConfig | None
+    config: AnyRunConfig | None
     """None when the file itself could not be read."""
     findings: tuple[Finding, ...] = ()
     broken: frozenset[str] = frozenset()
@@ -34,7 +35,7 @@ class Reading:
     """Canonical path -> the path the user wrote."""
 
 
-def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> AnyRunConfig:
     """The run described by the file at `path`, changed by `overrides` such as `training.lr=1e-4`.
 
     Raises ConfigError with every unknown key, wrong value and conflict; rules between settings are in
@@ -47,7 +48,7 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig
     return reading.config
 
 
-def as_yaml(config: RunConfig) -> str:
+def as_yaml(config: AnyRunConfig) -> str:
     """`config` as YAML that `load_config` reads back to an equal value."""
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
@@ -60,14 +61,30 @@ def read_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Reading:
         written = _read_file(Path(path))
     except ConfigError as error:
         return Reading(config=None, findings=(*error.findings, *findings))
+    schema = _schema({**written, **changed}, findings)
+    written.pop("task", None)
+    changed.pop("task", None)
     settled: dict[str, Entry] = {}
     for layer, source in ((written, str(path)), (changed, "the command line")):
-        found = list(entries(layer, source, findings))
+        found = list(entries(layer, source, findings, names=spellings_of(schema)))
         settled.update(without_conflicts(found, findings))
     values = {path: entry.value for path, entry in settled.items()}
     spelled = {path: entry.spelled for path, entry in settled.items()}
-    config, broken = validated(values, spelled, findings)
+    values["task"] = next(task for task, known in SCHEMAS.items() if known is schema)
+    config, broken = validated(schema, values, spelled, findings)
     return Reading(config=config, findings=tuple(findings), broken=broken, spelled=spelled)
+
+
+def _schema(written: Mapping[str, Any], findings: list[Finding]) -> Schema:
+    """The schema of the task that is asked for; the default one where it is none."""
+    task = written.get("task", DEFAULT_TASK)
+    if isinstance(task, str) and task in SCHEMAS:
+        return SCHEMAS[task]
+    near = nearest(str(task), SCHEMAS)
+    findings.append(
+        Finding(code="C003", at="task", fact=f"{task!r} is no task", hint=f"write {' or '.join(near)}")
+    )
+    return SCHEMAS[DEFAULT_TASK]
 
 
 # ---- files and overrides ----

@@ -1,19 +1,19 @@
 """Other spellings of our settings: LongLive's groups (`infra.`, `data.`, ...) and its flat top-level names.
 
 A spelling renames a setting, translates its value, or is refused by name with what to do instead. Nothing
-that LongLive reads is silently ignored.
+that LongLive reads is silently ignored. Those of mvp-engine stand in `mvp_engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from pydantic import BaseModel
 
-from evenspan.config.schema import RunConfig
+from evenspan.config import mvp_engine
 
 Translation = dict[Any, dict[str, Any]]
 
@@ -115,10 +115,92 @@ FREE_DICTS = ("model_kwargs.overrides",)
 """Settings whose keys are the user's own."""
 
 
+class Spellings:
+    """Every path that a configuration of one schema may hold, and what it means."""
+
+    def __init__(self, schema: type[BaseModel]) -> None:
+        self.schema = schema
+
+    @cached_property
+    def canonical_paths(self) -> frozenset[str]:
+        """Every setting of the schema as a dotted path."""
+        return frozenset(_leaves(self.schema, ""))
+
+    @cached_property
+    def renames(self) -> dict[str, str]:
+        """Spelling -> canonical path, with LongLive's flat names: `lr` is `training.lr`."""
+        own = {path: path for path in self.canonical_paths if path.count(".") == 1 and path not in NEVER_FLAT}
+        found = {
+            **self._flat({**own, **_grouped(self._reaching(RENAMED))}),
+            **self._reaching(mvp_engine.RENAMED),
+            **self._reaching(RENAMED),
+        }
+        return {path: target for path, target in found.items() if path not in self._own_settings}
+
+    @cached_property
+    def translations(self) -> dict[str, Translation]:
+        """Spelling -> value -> canonical settings, with flat names."""
+        known = {
+            path: table
+            for path, table in TRANSLATED.items()
+            if all(target in self.canonical_paths for targets in table.values() for target in targets)
+        }
+        return {**self._flat(_grouped(known)), **mvp_engine.TRANSLATED, **known}
+
+    def refusal(self, path: str) -> tuple[str, str] | None:
+        """Whose setting `path` is and what to do instead; None when it is not one we refuse."""
+        for pattern, hint in mvp_engine.REFUSED.items():
+            if fnmatchcase(path, pattern):
+                return "mvp-engine", hint
+        for pattern, hint in self._refusals.items():
+            if fnmatchcase(path, pattern):
+                return "LongLive", hint
+        return None
+
+    @cached_property
+    def known_spellings(self) -> frozenset[str]:
+        """Every path a configuration file may hold."""
+        return self.canonical_paths | self.renames.keys() | self.translations.keys()
+
+    @cached_property
+    def known_sections(self) -> frozenset[str]:
+        """Every proper prefix of a known path: the names that may hold a mapping."""
+        refused = {path for path in {**REFUSED, **mvp_engine.REFUSED} if "." in path}
+        prefixes = frozenset(prefix for path in self.known_spellings | refused for prefix in _prefixes(path))
+        return prefixes | {"model.kwargs", *FREE_DICTS}
+
+    @cached_property
+    def _own_settings(self) -> frozenset[str]:
+        """Settings that no rename may hide. `parallel.mesh.context` is one and means another."""
+        return self.canonical_paths - {"parallel.mesh.context"}
+
+    @cached_property
+    def _refusals(self) -> dict[str, str]:
+        wide = "inference.*"  # as a flat name this pattern would refuse everything
+        return {**REFUSED, **self._flat(_grouped({k: v for k, v in REFUSED.items() if k != wide}))}
+
+    def _reaching(self, table: dict[str, str]) -> dict[str, str]:
+        return {path: target for path, target in table.items() if target in self.canonical_paths}
+
+    def _flat(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Names without their group, where that names one setting only and is no setting or group of ours."""
+        meanings: dict[str, dict[str, Any]] = {}
+        for path, value in table.items():
+            group, name = path.split(".")
+            if group in FLATTENED:
+                meanings.setdefault(name, {})[repr(value)] = value
+        taken = {path.split(".")[0] for path in self.canonical_paths}
+        return {
+            name: next(iter(values.values()))
+            for name, values in meanings.items()
+            if len(values) == 1 and name not in taken
+        }
+
+
 @cache
-def canonical_paths() -> frozenset[str]:
-    """Every setting of the schema as a dotted path."""
-    return frozenset(_leaves(RunConfig, ""))
+def spellings_of(schema: type[BaseModel]) -> Spellings:
+    """The spellings of `schema`."""
+    return Spellings(schema)
 
 
 def _leaves(model: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -130,67 +212,12 @@ def _leaves(model: type[BaseModel], prefix: str) -> Iterator[str]:
             yield prefix + name
 
 
-@cache
-def renames() -> dict[str, str]:
-    """Spelling -> canonical path, with LongLive's flat names: `lr` is `training.lr`."""
-    own = {path: path for path in canonical_paths() if path.count(".") == 1 and path not in NEVER_FLAT}
-    return {**_flat({**own, **_grouped(RENAMED)}), **RENAMED}
-
-
-@cache
-def translations() -> dict[str, Translation]:
-    """Spelling -> value -> canonical settings, with flat names."""
-    return {**_flat(_grouped(TRANSLATED)), **TRANSLATED}
-
-
-def refusal(path: str) -> str | None:
-    """What to do instead of the LongLive setting `path`; None when it is not one we refuse."""
-    for pattern, hint in _refusals().items():
-        if fnmatchcase(path, pattern):
-            return hint
-    return None
-
-
-@cache
-def _refusals() -> dict[str, str]:
-    wide = "inference.*"  # as a flat name this pattern would refuse everything
-    return {**REFUSED, **_flat(_grouped({k: v for k, v in REFUSED.items() if k != wide}))}
-
-
 def _grouped(table: dict[str, Any]) -> dict[str, Any]:
     return {
         path: value
         for path, value in table.items()
         if path.split(".")[0] in FLATTENED and path.count(".") == 1
     }
-
-
-def _flat(table: dict[str, Any]) -> dict[str, Any]:
-    """Names without their group, where that names one setting only and is no setting or group of ours."""
-    meanings: dict[str, dict[str, Any]] = {}
-    for path, value in table.items():
-        group, name = path.split(".")
-        if group in FLATTENED:
-            meanings.setdefault(name, {})[repr(value)] = value
-    taken = {path.split(".")[0] for path in canonical_paths()}
-    return {
-        name: next(iter(values.values()))
-        for name, values in meanings.items()
-        if len(values) == 1 and name not in taken
-    }
-
-
-@cache
-def known_spellings() -> frozenset[str]:
-    """Every path a configuration file may hold."""
-    return canonical_paths() | renames().keys() | translations().keys()
-
-
-@cache
-def known_sections() -> frozenset[str]:
-    """Every proper prefix of a known path: the names that may hold a mapping."""
-    paths = known_spellings() | {path for path in REFUSED if "." in path}
-    return frozenset(prefix for path in paths for prefix in _prefixes(path)) | {"model.kwargs", *FREE_DICTS}
 
 
 def _prefixes(path: str) -> Iterator[str]:

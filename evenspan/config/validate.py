@@ -7,37 +7,44 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from evenspan.config import spellings
-from evenspan.config.schema import RunConfig
+from evenspan.config.spellings import FREE_DICTS, Spellings, spellings_of
+from evenspan.config.tasks import AnyRunConfig, Schema
 from evenspan.errors import Finding
 
-PLACEHOLDERS: dict[str, Any] = {"image_or_video_shape": [1, 1, 1, 2, 2], "data.data_path": "."}
+PLACEHOLDERS: dict[str, Any] = {
+    "image_or_video_shape": [1, 1, 1, 2, 2],
+    "data.data_path": ".",
+    "data.sequence_length": 1,
+}
 """Stand in for required settings that are missing or unreadable, so that the rest can still be checked."""
 
 
 def validated(
-    values: Mapping[str, Any], spelled: Mapping[str, str], findings: list[Finding]
-) -> tuple[RunConfig, frozenset[str]]:
+    schema: Schema, values: Mapping[str, Any], spelled: Mapping[str, str], findings: list[Finding]
+) -> tuple[AnyRunConfig, frozenset[str]]:
     """The config, with stand-ins for what is not legal, and the canonical paths of those stand-ins."""
     legal = dict(values)
     broken: set[str] = set()
-    problems = _problems(legal)
+    problems = _problems(schema, legal)
     while problems:  # again, because a stand-in or a default takes the place of every broken value
         for path, (kind, message) in problems.items():
-            findings.append(_violation(path, spelled.get(path, path), values, kind, message))
+            findings.append(_violation(schema, path, spelled.get(path, path), values, kind, message))
             legal.pop(path, None)
         broken |= problems.keys()
         legal |= {path: value for path, value in PLACEHOLDERS.items() if path in broken}
-        problems = _problems(legal)
-    return RunConfig.model_validate(_nested(legal)), frozenset(broken)
+        problems = _problems(schema, legal)
+    return schema.model_validate(_nested(legal)), frozenset(broken)
 
 
-def _problems(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _problems(schema: Schema, values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Canonical path -> (pydantic's name of the problem, its message), the first of each path."""
     try:
-        RunConfig.model_validate(_nested(values))
+        schema.model_validate(_nested(values))
     except ValidationError as error:
-        found = [(_leaf(item["loc"]), item["type"], item["msg"]) for item in error.errors(include_url=False)]
+        names = spellings_of(schema)
+        found = [
+            (_leaf(item["loc"], names), item["type"], item["msg"]) for item in error.errors(include_url=False)
+        ]
         return {path: (kind, message) for path, kind, message in reversed(found)}
     return {}
 
@@ -53,14 +60,14 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _leaf(location: tuple[int | str, ...]) -> str:
+def _leaf(location: tuple[int | str, ...], names: Spellings) -> str:
     """The canonical path a validation error is about; indices into lists and union arms are left out."""
     parts = [str(part) for part in location]
     for count in range(1, len(parts) + 1):
         path = ".".join(parts[:count])
-        if path in spellings.FREE_DICTS and count < len(parts):
+        if path in FREE_DICTS and count < len(parts):
             return f"{path}.{parts[count]}"
-        if path in spellings.canonical_paths():
+        if path in names.canonical_paths:
             return path
     raise AssertionError(f"validation error at {location}, which is no setting")
 
@@ -78,8 +85,10 @@ RANGE_KINDS = frozenset(
 )
 
 
-def _violation(path: str, written: str, values: Mapping[str, Any], kind: str, message: str) -> Finding:
-    meaning = _description(path)
+def _violation(  # noqa: PLR0917
+    schema: Schema, path: str, written: str, values: Mapping[str, Any], kind: str, message: str
+) -> Finding:
+    meaning = _description(schema, path)
     if path not in values:
         return Finding(code="C009", at=written, fact="is required and missing", hint=f"write it: {meaning}")
     fact = f"{values[path]!r}: {_lowered(message)}"
@@ -93,8 +102,8 @@ def _lowered(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _description(path: str) -> str:
-    model: Any = RunConfig
+def _description(schema: Schema, path: str) -> str:
+    model: Any = schema
     for section in path.split("."):
         info = model.model_fields[section]
         model = info.annotation

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import AdamW
 
-from evenspan.config.schema import TrainingConfig
+from evenspan.config.base import TrainingConfig
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> AdamW:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenspan.config.schema import TrainingConfig
+from evenspan.config.base import TrainingConfig
 from evenspan.train.ema import Ema
 from evenspan.train.optimizer import build_optimizer, learning_rate, set_learning_rate
 
