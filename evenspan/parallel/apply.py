@@ -20,6 +20,7 @@ def parallelize(
     *,
     blocks: nn.ModuleList,
     heads: int,
+    attention: str = "attn1",
     sequence_parallel: bool = False,
     padding: bool = False,
     activation_checkpointing: CheckpointingMode = "none",
@@ -30,14 +31,15 @@ def parallelize(
 ) -> None:
     """Makes `model` this rank's part of a run, in place: context, checkpointing, tensor plan, then FSDP2.
 
-    `blocks` are the model's transformer blocks, each with `attn1.core`; `heads` its query heads. A tensor
+    `blocks` are the model's transformer blocks, each with a self-attention called `attention` that has a
+    child `core`; `heads` are its query heads. A tensor
     axis applies the plan on the model's class, with `sequence_parallel` its sequence-parallel part too, where
     `padding` accepts tokens that the axis does not divide. The order matters: the exchange must lie inside
     what is checkpointed, the plan's boundaries inside a recomputed block, and FSDP2 must gather parameters
     around a recomputation, not inside it. State-dict keys do not change. Raises X101, M401, T301 and plan
     errors (P).
     """
-    self_attentions = [block.get_submodule("attn1") for block in blocks]
+    self_attentions = [block.get_submodule(attention) for block in blocks]
     apply_context(self_attentions, group=topology.group(Axis.CONTEXT), heads=heads // topology.degrees.tensor)
     apply_activation_checkpointing(blocks, mode=activation_checkpointing)
     if topology.tensor_mesh is not None:

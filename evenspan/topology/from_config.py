@@ -5,11 +5,14 @@ from __future__ import annotations
 from math import gcd
 
 from evenspan.config.schema import RunConfig
+from evenspan.config.text_schema import TextRunConfig
 from evenspan.topology.degrees import Degrees
-from evenspan.topology.layout import FrameLayout
+from evenspan.topology.layout import FrameLayout, sequence_layout
 
 
-def solve_degrees(config: RunConfig, *, world_size: int, context: int | None = None) -> Degrees:
+def solve_degrees(
+    config: RunConfig | TextRunConfig, *, world_size: int, context: int | None = None
+) -> Degrees:
     """The degree of every mesh axis for `world_size` ranks; `context` stands in for sequence_parallel_size.
 
     Raises TopologyError T102, T103.
@@ -38,4 +41,17 @@ def frame_layout(config: RunConfig, *, tensor: int = 1) -> FrameLayout:
         context=config.sequence_parallel_size,
         padding=config.parallel.padding == "auto",
         multiple=tensor // gcd(tensor, copies) if cut_again else 1,
+    )
+
+
+def token_layout(config: TextRunConfig, degrees: Degrees) -> FrameLayout:
+    """Which context rank owns which tokens of a sample; its "frames" are tokens. Raises ShapeError S201.
+
+    With tensor-mesh sequence parallelism each share is split again, over the tensor ranks.
+    """
+    return sequence_layout(
+        config.data.sequence_length,
+        context=degrees.context,
+        tensor=degrees.tensor if config.parallel.backend_kwargs.sequence_parallel else 1,
+        padding=config.parallel.padding == "auto",
     )

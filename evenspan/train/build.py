@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evenspan.config.schema import RunConfig
+from evenspan.config.text_schema import TextRunConfig
 from evenspan.data.codec import PixelCodec
 from evenspan.data.folder import index_folder
 from evenspan.data.latents_dataset import LatentsDataset
@@ -17,8 +18,8 @@ from evenspan.model.initialize import init_weights
 from evenspan.model.presets import model_preset
 from evenspan.model.wan import CausalWan
 from evenspan.model.wan_config import WanConfig
-from evenspan.parallel.apply import parallelize
 from evenspan.topology.mesh import Topology
+from evenspan.train.place import place
 
 
 def model_config(config: RunConfig) -> WanConfig:
@@ -58,18 +59,13 @@ def build_model(config: RunConfig, topology: Topology) -> CausalWan:
 
 def place_model(model: CausalWan, config: RunConfig, topology: Topology) -> None:
     """Parallelize `model` in place as `config.parallel` says."""
-    parallel = config.parallel
-    parallelize(
+    place(
         model,
+        config.parallel,
         topology,
         blocks=model.blocks,
+        attention="attn1",
         heads=model.config.num_attention_heads,
-        # No `padding`: the layout already fills every share up to whole frames a tensor rank.
-        sequence_parallel=parallel.backend_kwargs.sequence_parallel,
-        activation_checkpointing=parallel.activation_checkpointing,
-        mixed_precision=parallel.mixed_precision,
-        reshard_after_forward=parallel.backend_kwargs.fsdp2.reshard_after_forward,
-        cpu_offload=parallel.backend_kwargs.fsdp2.cpu_offload,
         # Upstream computes the time embedding in fp32 under bf16 too.
         fp32_modules=model.fp32_modules(),
     )
@@ -112,7 +108,7 @@ def build_text_encoder(config: RunConfig) -> ByteTextEncoder:
     return ByteTextEncoder(dim=model_config(config).text_dim, length=config.data.text.length)
 
 
-def build_schedule(config: RunConfig, *, size: int, dp_degree: int) -> SampleSchedule:
+def build_schedule(config: RunConfig | TextRunConfig, *, size: int, dp_degree: int) -> SampleSchedule:
     """Which of `size` samples each step takes, over all replicas."""
     training = config.training
     return SampleSchedule(

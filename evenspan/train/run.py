@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from evenspan.config.schema import RunConfig
+from evenspan.config.text_schema import TextRunConfig
 from evenspan.data.loader import MicroBatchLoader
 from evenspan.data.sampler import SampleSchedule
 from evenspan.errors import RunError
@@ -33,7 +34,7 @@ logger = logging.getLogger("evenspan")
 class Run:
     """Everything a training run holds on one rank."""
 
-    config: RunConfig
+    config: RunConfig | TextRunConfig
     task: AnyTask
     directory: RunDir
     topology: Topology
@@ -63,7 +64,7 @@ class Run:
         return self.schedule.global_batch * self.task.tokens_per_sample
 
 
-def build_run(config: RunConfig, *, logdir: Path, device: torch.device) -> Run:
+def build_run(config: RunConfig | TextRunConfig, *, logdir: Path, device: torch.device) -> Run:
     """The parts of a run; claims `logdir` first, so that nothing is built for a refused directory."""
     directory = RunDir(logdir)
     degrees = solve_degrees(config, world_size=dist.get_world_size())
@@ -130,7 +131,7 @@ def _other_global_batch(run: Run, progress: Progress) -> RunError:
     )
 
 
-def claim_on_rank0(directory: RunDir, config: RunConfig) -> None:
+def claim_on_rank0(directory: RunDir, config: RunConfig | TextRunConfig) -> None:
     """Rank 0 claims the directory; a refusal is raised on every rank, so that none waits for another."""
     refusal: list[tuple[str, str, str] | None] = [None]
     if dist.get_rank() == 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from evenspan.config.load import as_yaml, load_config
 from evenspan.config.schema import RunConfig
+from evenspan.config.text_schema import TextRunConfig
 from evenspan.errors import ConfigError, RunError
 
 CONFIG_FILE = "config.yaml"
@@ -49,7 +50,7 @@ class RunDir:
         self._release = ExitStack()
         self._held = False
 
-    def claim(self, config: RunConfig) -> None:
+    def claim(self, config: RunConfig | TextRunConfig) -> None:
         """Create the directory for `config`, or accept one that already belongs to it.
 
         Raises RunError R101 when another configuration's run lies there, R102 when something else does
@@ -91,7 +92,7 @@ class RunDir:
         self._held = True
         self._release.callback(os.close, descriptor)
 
-    def _claim(self, config: RunConfig) -> None:
+    def _claim(self, config: RunConfig | TextRunConfig) -> None:
         if self.config.exists():
             self._refuse_other_run(config)
         elif self.root.exists() and any(self.root.iterdir()):
@@ -106,7 +107,7 @@ class RunDir:
             partial.write_text(as_yaml(config), encoding="ascii")
             partial.replace(self.config)
 
-    def _refuse_other_run(self, config: RunConfig) -> None:
+    def _refuse_other_run(self, config: RunConfig | TextRunConfig) -> None:
         try:
             before = _identity(load_config(self.config, overrides=[]))
         except ConfigError as error:
@@ -130,12 +131,13 @@ class RunDir:
         )
 
 
-def _identity(config: RunConfig) -> list[str]:
+def _identity(config: RunConfig | TextRunConfig) -> list[str]:
     """The configuration's lines that decide what is computed, as dotted keys."""
     lines: list[str] = []
     settings = config.model_dump(mode="json")
     # Its first number is training.batch_size again, which may change.
-    settings["image_or_video_shape"] = settings["image_or_video_shape"][1:]
+    if "image_or_video_shape" in settings:
+        settings["image_or_video_shape"] = settings["image_or_video_shape"][1:]
     _flatten(settings, "", lines)
     # A cosine ends at max_iters, so another end is another curve from the first step on.
     kept = () if config.training.min_lr_ratio == 1 else ("training.max_iters",)
