@@ -64,7 +64,7 @@ class Run:
         """The widths that ranks share; None when the model is unknown or its settings do not fit."""
         if isinstance(self.config, TextRunConfig):
             return None if isinstance(self.decoder, ModelError) else _decoder_sizes(self.decoder)
-        return self.model and _wan_sizes(self.model)
+        return None if self.model is None else _wan_sizes(self.model)
 
     @cached_property
     def decoder(self) -> DecoderConfig | ModelError:

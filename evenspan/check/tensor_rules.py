@@ -72,8 +72,8 @@ def tensor_divides_kv_heads(run: Run) -> Iterator[Broken]:
         ]
         yield Broken(
             at="sequence_parallel_size",
-            fact=f"{run.context} context ranks and {local} key/value heads a tensor rank: neither divides the "
-            "other",
+            fact=f"{run.context} context ranks and {local} key/value heads a tensor rank: neither "
+            "divides the other",
             hint=f"sequence_parallel_size is {one_of(legal)}",
         )
 
@@ -134,9 +134,9 @@ def tensor_divides_tokens(run: Run) -> Iterator[Broken]:
     if length % (run.context * unit) == 0 and length % multiple:
         yield Broken(
             at=at,
-            fact=f"{length} {what} over {run.context} context ranks are cut again for {run.tensor} tensor ranks: "
-            f"not a multiple of {multiple}",
-            hint=f"use {one_of(around(length, multiple))} {what}, or parallel.padding=auto, which pads exactly",
+            fact=f"{length} {what} over {run.context} context ranks are cut again for {run.tensor} tensor "
+            f"ranks: not a multiple of {multiple}",
+            hint=f"use {one_of(around(length, multiple))} {what}, or parallel.padding=auto, which pads",
         )
 
 

@@ -28,7 +28,7 @@ def context_divides_tokens(run: Run) -> Iterator[Broken]:
     yield Broken(
         at=LENGTH,
         fact=f"{tokens} tokens are not a multiple of sequence_parallel_size {run.context}",
-        hint=f"use {one_of(around(tokens, run.context))} tokens, or parallel.padding=auto, which pads exactly",
+        hint=f"use {one_of(around(tokens, run.context))} tokens, or parallel.padding=auto, which pads",
     )
 
 

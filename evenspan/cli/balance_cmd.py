@@ -11,6 +11,7 @@ import typer
 from evenspan.check.rules import check_file
 from evenspan.cli.check_cmd import MOST_RANKS, FileArgument, FormatOption, OverridesArgument
 from evenspan.cli.output import Format, write_text
+from evenspan.config.tasks import video_config
 
 
 def balance(
@@ -26,7 +27,7 @@ def balance(
     if out is not None and out.suffix not in (".txt", ".json"):
         raise typer.BadParameter(f"{out} must end in .txt or .json", param_hint="--out")
     result = check_file(file, overrides=overrides or [], world_size=world_size, check_paths=False)
-    config = result.legal_config()
+    config = video_config(result.legal_config(), command="balance")
 
     from evenspan.planner.balance import balance_report
 

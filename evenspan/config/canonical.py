@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenspan.config.spellings import FREE_DICTS, MESH_SEQUENCE, Spellings
+from evenspan.config.spellings import FREE_DICTS, MESH_SEQUENCE, Spellings, spellings_of
+from evenspan.config.tasks import SCHEMAS
 from evenspan.errors import Finding, nearest
 
 
@@ -113,12 +114,27 @@ def _mesh_sequence(written: str, value: Any) -> Finding:
 
 
 def _unknown(written: str, names: Spellings) -> Finding:
+    other = _task_that_knows(_without_alias(written))
+    if other is not None:
+        hint = f"delete it, or write task: {other}"
+        return Finding(code="C001", at=written, fact=f"is a setting of task: {other} only", hint=hint)
     parent, _, name = _without_alias(written).rpartition(".")
     near = nearest(name, _children(parent, names))
     near = [f"{parent}.{child}" if parent else child for child in near]
     elsewhere = sorted(path for path in names.known_spellings if path.rpartition(".")[2] == name)
     hint = f"did you mean {_listed(elsewhere + near)}?" if elsewhere or near else "delete it"
     return Finding(code="C001", at=written, fact="unknown key", hint=hint)
+
+
+def _task_that_knows(path: str) -> str | None:
+    """The first task that has a setting or group `path`."""
+    for task, schema in SCHEMAS.items():
+        names = spellings_of(schema)
+        if path in names.known_spellings or any(
+            known.startswith(f"{path}.") for known in names.canonical_paths
+        ):
+            return task
+    return None
 
 
 def _children(parent: str, names: Spellings) -> list[str]:

@@ -44,7 +44,7 @@ REFUSED: dict[str, str] = {
     "engine": "delete it: what is trained is the setting `task`",
     "project.*": "give the directory on the command line: --logdir DIR",
     "runtime.*": "delete it: a run writes its facts to its --logdir",
-    "log.backends": "delete it: a run writes to the terminal, metrics.jsonl and, with logging.tensorboard, events",
+    "log.backends": "delete it: metrics go to the terminal, to metrics.jsonl and to TensorBoard",
     "log.*": "delete it: every step is written",
     "optim.warmup_ratio": "write training.warmup_steps, in steps",
     "optim.global_batch_size": "write training.batch_size and training.gradient_accumulation_steps: "
@@ -53,7 +53,7 @@ REFUSED: dict[str, str] = {
     "optim.loss_spike_*": "delete it: no step is skipped",
     "optim.window_size": "delete it: no step is skipped",
     "optim.min_history": "delete it: no step is skipped",
-    "checkpoint.hf_enable": "use `evenspan export RUN_DIR OUT` after training",
+    "checkpoint.hf_enable": "delete it: checkpoints hold shards; weights are exported from them after training",
     "resume": "give the run's --logdir again: it continues from its newest checkpoint",
     "workflow": "delete it; the command is `evenspan train`",
     "parallel.backend_kwargs.ddp*": "write parallel.mesh.replicate: FSDP2 keeps the copies, without DDP",

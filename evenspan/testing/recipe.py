@@ -18,7 +18,7 @@ from evenspan.check.rules import CheckResult, check_file
 from evenspan.errors import ConfigError, Finding, nearest
 
 if TYPE_CHECKING:
-    from evenspan.config.schema import RunConfig
+    from evenspan.config.tasks import AnyRunConfig
 
 DEFAULT_CONFIG = "tiny"
 MOST_MULTIPLES = 16
@@ -56,7 +56,7 @@ class Recipe:
         )
         raise _one("C031", f"{self.root}/configs", f"there is no {wanted}.yaml", hint)
 
-    def config(self, *, extra: Sequence[str] = (), world_size: int | None = None) -> RunConfig:
+    def config(self, *, extra: Sequence[str] = (), world_size: int | None = None) -> AnyRunConfig:
         """The checked configuration. `extra` settings stand between the file and the run's own overrides.
 
         Raises ConfigError with every finding. Files the configuration names are not looked at.

@@ -14,7 +14,7 @@ from evenspan.topology.from_config import solve_degrees
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from evenspan.config.schema import RunConfig
+    from evenspan.config.tasks import AnyRunConfig
 
 STEPS = 3
 SMOKE = {
@@ -52,7 +52,7 @@ class Smoke:
     """A smoke run on ranks beside the same steps in one process."""
 
     recipe: Recipe
-    config: RunConfig
+    config: AnyRunConfig
     degrees: Degrees
     ranks: tuple[RankRun, ...]
     """In rank order."""
@@ -91,7 +91,7 @@ def run_smoke(recipe: Recipe, pool: RankPool, *, directory: Path) -> Smoke:
     return Smoke(recipe=recipe, config=config, degrees=degrees, ranks=tuple(ranks), one_process=one)
 
 
-def one_process(config: RunConfig, degrees: Degrees) -> RunConfig:
+def one_process(config: AnyRunConfig, degrees: Degrees) -> AnyRunConfig:
     """The configuration of one process that takes the same global batches: dp becomes accumulation."""
     written = config.model_dump()
     written["sequence_parallel_size"] = 1
@@ -101,7 +101,7 @@ def one_process(config: RunConfig, degrees: Degrees) -> RunConfig:
     return type(config).model_validate(written)
 
 
-def train_steps(ctx: RankContext, config: RunConfig, logdir: Path) -> RankRun:
+def train_steps(ctx: RankContext, config: AnyRunConfig, logdir: Path) -> RankRun:
     """Run on every rank of a pool: the run's steps from the first on, without checkpoints."""
     from evenspan.train.checkpoint import Progress
     from evenspan.train.loop import one_step

@@ -11,7 +11,7 @@ from evenspan.topology.from_config import solve_degrees
 if TYPE_CHECKING:
     from torch import nn
 
-    from evenspan.config.schema import RunConfig
+    from evenspan.config.tasks import AnyRunConfig
     from evenspan.topology.degrees import Degrees
 
 
@@ -20,7 +20,7 @@ class Structure:
     """A recipe's configuration with its model; no parameter holds memory."""
 
     recipe: Recipe
-    config: RunConfig
+    config: AnyRunConfig
     degrees: Degrees
     model: nn.Module
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from math import gcd
 
 from evenspan.config.schema import RunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.config.text_schema import TextRunConfig
 from evenspan.topology.degrees import Degrees
 from evenspan.topology.layout import FrameLayout, sequence_layout
 
 
-def solve_degrees(
-    config: RunConfig | TextRunConfig, *, world_size: int, context: int | None = None
-) -> Degrees:
+def solve_degrees(config: AnyRunConfig, *, world_size: int, context: int | None = None) -> Degrees:
     """The degree of every mesh axis for `world_size` ranks; `context` stands in for sequence_parallel_size.
 
     Raises TopologyError T102, T103.

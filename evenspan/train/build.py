@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evenspan.config.schema import RunConfig
-from evenspan.config.text_schema import TextRunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.data.codec import PixelCodec
 from evenspan.data.folder import index_folder
 from evenspan.data.latents_dataset import LatentsDataset
@@ -108,7 +108,7 @@ def build_text_encoder(config: RunConfig) -> ByteTextEncoder:
     return ByteTextEncoder(dim=model_config(config).text_dim, length=config.data.text.length)
 
 
-def build_schedule(config: RunConfig | TextRunConfig, *, size: int, dp_degree: int) -> SampleSchedule:
+def build_schedule(config: AnyRunConfig, *, size: int, dp_degree: int) -> SampleSchedule:
     """Which of `size` samples each step takes, over all replicas."""
     training = config.training
     return SampleSchedule(

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenspan.config.environment import LaunchEnv, default_threads
-from evenspan.config.schema import RunConfig
-from evenspan.config.text_schema import TextRunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.errors import CommError, EvenspanError, RunError, Teller
 
 logger = logging.getLogger("evenspan")
@@ -72,7 +71,7 @@ def launch_local(arguments: Sequence[str], *, nproc: int) -> None:
         ) from None
 
 
-def run(config: RunConfig | TextRunConfig, *, logdir: Path, env: LaunchEnv) -> None:
+def run(config: AnyRunConfig, *, logdir: Path, env: LaunchEnv) -> None:
     """Train `config` as the rank that `env` names; returns when the run is complete.
 
     Every rank calls this. Raises the named errors of evenspan.errors; the process group is gone afterwards.

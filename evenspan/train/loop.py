@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from evenspan.comm.fingerprint import compare_fingerprints
-from evenspan.config.schema import RunConfig
-from evenspan.config.text_schema import TextRunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.topology.degrees import Axis
 from evenspan.train.checkpoint import Progress, save_checkpoint
 from evenspan.train.evaluate import evaluate
@@ -27,7 +26,7 @@ from evenspan.train.task import Batch
 logger = logging.getLogger("evenspan")
 
 
-def train(config: RunConfig | TextRunConfig, *, logdir: Path, device: torch.device) -> None:
+def train(config: AnyRunConfig, *, logdir: Path, device: torch.device) -> None:
     """Train `config` to `training.max_iters` optimizer steps in `logdir`, resuming what lies there.
 
     Collective over the default process group. Leaves config.yaml, metrics.jsonl, tensorboard/, checkpoints/

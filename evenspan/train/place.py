@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from evenspan.config.schema import ParallelConfig
+from evenspan.config.base import ParallelConfig
 from evenspan.parallel.apply import parallelize
 from evenspan.topology.mesh import Topology
 

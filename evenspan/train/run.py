@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import AdamW
 
-from evenspan.config.schema import RunConfig
-from evenspan.config.text_schema import TextRunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.data.loader import MicroBatchLoader
 from evenspan.data.sampler import SampleSchedule
 from evenspan.errors import RunError
@@ -34,7 +33,7 @@ logger = logging.getLogger("evenspan")
 class Run:
     """Everything a training run holds on one rank."""
 
-    config: RunConfig | TextRunConfig
+    config: AnyRunConfig
     task: AnyTask
     directory: RunDir
     topology: Topology
@@ -64,7 +63,7 @@ class Run:
         return self.schedule.global_batch * self.task.tokens_per_sample
 
 
-def build_run(config: RunConfig | TextRunConfig, *, logdir: Path, device: torch.device) -> Run:
+def build_run(config: AnyRunConfig, *, logdir: Path, device: torch.device) -> Run:
     """The parts of a run; claims `logdir` first, so that nothing is built for a refused directory."""
     directory = RunDir(logdir)
     degrees = solve_degrees(config, world_size=dist.get_world_size())
@@ -131,7 +130,7 @@ def _other_global_batch(run: Run, progress: Progress) -> RunError:
     )
 
 
-def claim_on_rank0(directory: RunDir, config: RunConfig | TextRunConfig) -> None:
+def claim_on_rank0(directory: RunDir, config: AnyRunConfig) -> None:
     """Rank 0 claims the directory; a refusal is raised on every rank, so that none waits for another."""
     refusal: list[tuple[str, str, str] | None] = [None]
     if dist.get_rank() == 0:

@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from evenspan.config.load import as_yaml, load_config
-from evenspan.config.schema import RunConfig
-from evenspan.config.text_schema import TextRunConfig
+from evenspan.config.tasks import AnyRunConfig
 from evenspan.errors import ConfigError, RunError
 
 CONFIG_FILE = "config.yaml"
@@ -50,7 +49,7 @@ class RunDir:
         self._release = ExitStack()
         self._held = False
 
-    def claim(self, config: RunConfig | TextRunConfig) -> None:
+    def claim(self, config: AnyRunConfig) -> None:
         """Create the directory for `config`, or accept one that already belongs to it.
 
         Raises RunError R101 when another configuration's run lies there, R102 when something else does
@@ -92,7 +91,7 @@ class RunDir:
         self._held = True
         self._release.callback(os.close, descriptor)
 
-    def _claim(self, config: RunConfig | TextRunConfig) -> None:
+    def _claim(self, config: AnyRunConfig) -> None:
         if self.config.exists():
             self._refuse_other_run(config)
         elif self.root.exists() and any(self.root.iterdir()):
@@ -107,7 +106,7 @@ class RunDir:
             partial.write_text(as_yaml(config), encoding="ascii")
             partial.replace(self.config)
 
-    def _refuse_other_run(self, config: RunConfig | TextRunConfig) -> None:
+    def _refuse_other_run(self, config: AnyRunConfig) -> None:
         try:
             before = _identity(load_config(self.config, overrides=[]))
         except ConfigError as error:
@@ -131,7 +130,7 @@ class RunDir:
         )
 
 
-def _identity(config: RunConfig | TextRunConfig) -> list[str]:
+def _identity(config: AnyRunConfig) -> list[str]:
     """The configuration's lines that decide what is computed, as dotted keys."""
     lines: list[str] = []
     settings = config.model_dump(mode="json")

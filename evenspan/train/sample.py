@@ -12,6 +12,7 @@ from torch import Tensor
 from evenspan.check.rules import check_config
 from evenspan.config.load import load_config
 from evenspan.config.schema import RunConfig
+from evenspan.config.tasks import video_config
 from evenspan.errors import CheckpointError, ConfigError, RunError
 from evenspan.model.wan import CausalWan
 from evenspan.train.build import build_text_encoder, model_config, open_dataset
@@ -65,8 +66,8 @@ def sample_run(
 
 
 def _config(directory: RunDir, overrides: Sequence[str]) -> RunConfig:
-    trained = load_config(directory.config)
-    config = load_config(directory.config, overrides=overrides)
+    trained = video_config(load_config(directory.config), command="sample")
+    config = video_config(load_config(directory.config, overrides=overrides), command="sample")
     if config != trained.model_copy(update={"evaluation": config.evaluation}):
         raise RunError(
             "R108",

@@ -9,6 +9,7 @@ from evenspan.check.explain import explain, explained_codes
 from evenspan.check.registry import Run
 from evenspan.check.rules import RULES, check_config, check_file
 from evenspan.config.schema import RunConfig
+from evenspan.config.text_schema import TextRunConfig
 from evenspan.errors import ConfigError
 
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
@@ -16,10 +17,10 @@ HEADINGS = ["## What it does", "## Why it is wrong", "## Example", "## Use inste
 CODES = explained_codes()
 OWN_CODES = """
 C001 C002 C003 C004 C005 C006 C007 C008 C009 C010 C012 C013 C014 C015 C016
-T102 T103 T104 T105 T106 T110 T111 T112 T113
-S201 S203 S204 S205
-M101 M102 M103 M301 M302
-D401 D402
+T102 T103 T104 T106 T110 T111 T112 T113
+S201 S203 S204 S205 S206 S207
+M101 M102 M103 M107 M109 M301 M302 M303 M304 M305 M306
+D401 D402 D901 D902
 A304
 """
 
@@ -140,10 +141,114 @@ def test_a_full_mesh_must_match_the_world() -> None:
     assert "start 8 ranks" in findings_of(config, world_size=4)["T103"]
 
 
-def test_tensor_and_its_sequence_parallelism_are_named() -> None:
-    mesh = {"tensor": 2, "shard": 1}
-    config = make(parallel={"mesh": mesh, "backend_kwargs": {"sequence_parallel": True}})
-    assert list(findings_of(config)) == ["T105", "T106"]
+TENSOR_SP = {"backend_kwargs": {"sequence_parallel": True}}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "legal"),
+    [
+        ({"tensor": 2, "shard": 1}, False),
+        ({"tensor": 1, "shard": 2}, False),
+        ({"tensor": 2, "shard": 2}, True),
+        ({"tensor": -1, "shard": 4}, False),
+        ({"tensor": 2, "shard": -1}, True),
+    ],
+)
+def test_tensor_sequence_parallelism_needs_both_axes(mesh, legal) -> None:
+    found = findings_of(make(sequence_parallel_size=1, parallel={"mesh": mesh, **TENSOR_SP}), world_size=4)
+    assert ("T106" not in found) == legal
+
+
+def test_a_context_axis_shards_parameters_too() -> None:
+    config = make(
+        sequence_parallel_size=2, parallel={"mesh": {"tensor": 2, "shard": 1, "replicate": 1}, **TENSOR_SP}
+    )
+    assert findings_of(config, world_size=4) == {}
+
+
+def test_tensor_and_context_share_the_heads() -> None:
+    config = make(sequence_parallel_size=4, parallel={"mesh": {"tensor": 4, "shard": 1}})
+    found = findings_of(config, world_size=16)
+    assert list(found) == ["M303"]
+    assert "tensor 4 x context 4 does not divide the 24" in found["M303"]
+    assert "parallel.mesh.tensor is 1, 2, 3 or 6" in found["M303"]
+
+
+def test_tensor_shards_of_a_clip_are_whole_frames() -> None:
+    shape = [1, 84, 48, 44, 80]
+    mesh = {"tensor": 8, "shard": 2}
+    config = make(
+        sequence_parallel_size=1,
+        num_frame_per_block=2,
+        image_or_video_shape=shape,
+        parallel={"mesh": mesh, **TENSOR_SP},
+    )
+    assert list(findings_of(config, world_size=16)) == []
+    config = config.model_copy(update={"image_or_video_shape": (1, 82, 48, 44, 80)})
+    found = findings_of(config, world_size=16)
+    assert list(found) == ["S206"]
+    assert "use 80 or 84 latent frames" in found["S206"]
+
+
+def text_findings(world_size: int | None = None, **settings: object) -> dict[str, str]:
+    written = {"task": "text", "model_kwargs": {"model_name": "Qwen3-nano"}}
+    written |= {"data": {"data_path": "stdlib", "sequence_length": 64}, **settings}
+    found = check_config(TextRunConfig.model_validate(written), world_size=world_size)
+    return {finding.code: f"{finding.fact} {finding.hint}" for finding in found}
+
+
+def test_a_text_run_has_no_findings() -> None:
+    mesh = {"tensor": 2, "shard": 2}
+    assert text_findings(4, parallel={"mesh": mesh, **TENSOR_SP}) == {}
+    assert text_findings(4, sequence_parallel_size=2) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "hint"),
+    [
+        ({"parallel": {"mesh": {"tensor": 4}}}, "M304", "parallel.mesh.tensor is 1 or 2"),
+        (
+            {"parallel": {"mesh": {"tensor": 2}}, "sequence_parallel_size": 4},
+            "M303",
+            "parallel.mesh.tensor is 1",
+        ),
+        ({"model_kwargs": {"model_name": "Qwen3-nono"}}, "M101", "Qwen3-nano"),
+        (
+            {"model_kwargs": {"model_name": "Qwen3-nano", "overrides": {"layers": 3}}},
+            "M103",
+            "num_hidden_layers",
+        ),
+        ({"model_kwargs": {"model_name": "Qwen3-nano", "overrides": {"head_dim": 3}}}, "M102", "even"),
+        ({"model_kwargs": {"model_path": "nowhere"}}, "M107", "save_pretrained"),
+        ({"data": {"data_path": "nowhere", "sequence_length": 64}}, "D901", "stdlib"),
+        (
+            {"data": {"data_path": "stdlib", "pattern": "*.q", "sequence_length": 64}},
+            "D902",
+            "has files with",
+        ),
+        (
+            {"data": {"data_path": "stdlib", "sequence_length": 63}, "sequence_parallel_size": 2},
+            "S207",
+            "62 or 64",
+        ),
+        ({"training": {"warmup_steps": 10, "max_iters": 5}}, "C014", "use 0 to 5"),
+        ({"parallel": {"mesh": {"tensor": 2, "shard": 1}, **TENSOR_SP}}, "T106", "parallel.mesh.shard: 2"),
+    ],
+)
+def test_mistakes_of_text_runs(settings, code, hint) -> None:
+    found = text_findings(**settings)
+    assert list(found) == [code]
+    assert hint in found[code]
+
+
+def test_tensor_ranks_cut_the_tokens_of_a_context_rank() -> None:
+    data = {"data_path": "stdlib", "sequence_length": 62}
+    parallel = {"mesh": {"tensor": 2, "shard": 1}, **TENSOR_SP}
+    found = text_findings(4, data=data, parallel=parallel, sequence_parallel_size=2)
+    assert list(found) == ["S206"]
+    assert "use 60 or 64 tokens" in found["S206"]
+    padded = text_findings(4, data=data, parallel={**parallel, "padding": "auto"}, sequence_parallel_size=2)
+    assert padded == {}
 
 
 def test_the_position_table_holds_1024() -> None:

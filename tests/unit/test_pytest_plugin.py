@@ -46,7 +46,7 @@ def _no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: RankPool) -> None:
         raise AssertionError("no rank should start here")
 
-    monkeypatch.setattr(RankPool, "_start", refuse)
+    monkeypatch.setattr(RankPool, "start", refuse)
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
