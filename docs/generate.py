@@ -23,6 +23,7 @@ from typer.models import ArgumentInfo, ParameterInfo
 
 from evenspan.cli.app import app
 from evenspan.config.schema import RunConfig
+from evenspan.config.text_schema import TextRunConfig
 from tests.guards.readme import prepared_tree, with_outputs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,10 +79,13 @@ def _rule_row(page: Path) -> str:
 
 
 def config_reference() -> str:
-    """Every field of a run's configuration with type, default and meaning, from the schema."""
+    """Every field of a run's configuration with type, default and meaning, from the schemas."""
+    video = list(_sections("", RunConfig))
+    text = [(path, section) for path, section in _sections("", TextRunConfig) if (path, section) not in video]
     lines = ["# Configuration", "", NOTE]
-    for path, section in _sections("", RunConfig):
+    for (path, section), task in [*((item, "") for item in video), *((item, "text") for item in text)]:
         heading = f"`{path}`" if path else "Top level"
+        heading += " of text runs" if task else ""
         lines += ["", f"## {heading}", "", inspect.cleandoc(section.__doc__ or "").partition("\n")[0], ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         prefix = f"{path}." if path else ""
