@@ -53,7 +53,7 @@ REFUSED: dict[str, str] = {
     "optim.loss_spike_*": "delete it: no step is skipped",
     "optim.window_size": "delete it: no step is skipped",
     "optim.min_history": "delete it: no step is skipped",
-    "checkpoint.hf_enable": "delete it: checkpoints hold shards; weights are exported from them after training",
+    "checkpoint.hf_enable": "delete it: weights are exported after training, from a checkpoint",
     "resume": "give the run's --logdir again: it continues from its newest checkpoint",
     "workflow": "delete it; the command is `evenspan train`",
     "parallel.backend_kwargs.ddp*": "write parallel.mesh.replicate: FSDP2 keeps the copies, without DDP",
