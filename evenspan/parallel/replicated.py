@@ -52,6 +52,14 @@ class Ledger:
         self._hooked = False
         self._compared = False
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Ledger:
+        """A ledger for a copied model, over the same ranks: nothing of it was completed."""
+        del memo
+        twin = Ledger(self.group, unknown=self._unknown)
+        twin.completions = dict(self.completions)
+        twin._first_names = dict(self._first_names)
+        return twin
+
     def note(self, name: str, completion: Completion) -> None:
         """Record what parameter `name` needs. Raises P116 when another use of it needed something else."""
         first = self._first_names.get(name, name)
