@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from evenspan.config.schema import TrainingConfig
+from evenspan.config.base import TrainingConfig
 from evenspan.data.batch import split_video_batch
 from evenspan.model.wan import CausalWan
 from evenspan.parallel.sharded import joined
