@@ -236,18 +236,18 @@ def parity_with_detached_values(_ctx: RankContext, case: Case) -> Parity:
 
 def parity_with_local_positions(_ctx: RankContext, case: Case) -> Parity:
     """Mutant: every rank counts frames from 0."""
-    from evenspan.train.objective import Objective
+    from evenspan.train.objective import FlowObjective
 
-    whole = Objective._positions
+    whole = FlowObjective._positions
 
-    def local(self: Objective, batch: VideoBatch) -> Tensor:
+    def local(self: FlowObjective, batch: VideoBatch) -> Tensor:
         return whole(self, batch) - batch.frames.start
 
-    Objective._positions = local
+    FlowObjective._positions = local
     try:
         return compare(case)
     finally:
-        Objective._positions = whole
+        FlowObjective._positions = whole
 
 
 def parity_with_local_count(_ctx: RankContext, case: Case) -> Parity:

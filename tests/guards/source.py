@@ -81,3 +81,10 @@ def dotted(node: ast.AST) -> str:
 def is_type_checking(node: ast.AST) -> bool:
     """True for `if TYPE_CHECKING:`, whose body never runs."""
     return isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING"
+
+
+def tree_sources() -> list[Source]:
+    """Every Python file of the package, its tests, benchmarks and recipes."""
+    folders = (PACKAGE, "tests", "benchmarks", "recipes")
+    files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return [snippet(file.read_text(), path=file.relative_to(ROOT).as_posix()) for file in files]

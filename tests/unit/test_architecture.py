@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards import code, imports
-from tests.guards.source import ROOT, module_name, package_sources, snippet
+from tests.guards import code, imports, names
+from tests.guards.source import ROOT, module_name, package_sources, snippet, tree_sources
 
 SOURCES = package_sources()
 CHECKS = [imports.check_layers, imports.check_model_is_single_device, imports.check_torch_free, *code.CHECKS]
@@ -140,6 +140,26 @@ ALLOWED = [
 @pytest.mark.parametrize(("check", "path", "text"), ALLOWED)
 def test_guard_accepts(check, path, text):
     assert check(snippet(text, path=path)) == []
+
+
+def test_imported_names_exist():
+    found = [violation for source in tree_sources() for violation in names.check_imported_names(source)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f():\n    from evenspan.train.objective import Gone", 1),
+        ("def f():\n    from evenspan.gone import build", 1),
+        ("def f():\n    from evenspan.gone.deeper import build", 1),
+        ("from evenspan.train import gone", 1),
+        ("from evenspan.train import objective, gone", 1),
+        ("from evenspan import config, parallel\nfrom os import gone", 0),
+    ],
+)
+def test_a_name_that_is_gone_is_found(text, found):
+    assert len(names.check_imported_names(snippet(text))) == found
 
 
 def test_torch_free_patterns_name_files():
